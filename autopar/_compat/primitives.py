@@ -21,10 +21,17 @@ optimization_barrier_p: Primitive = _primitive_of(jax.lax.optimization_barrier)
 convert_element_type_p: Primitive = _primitive_of(lambda x: jax.lax.convert_element_type(x, jnp.int32))
 
 
-def weakly_typed(array: Any) -> Any:
-    """The array as a weakly typed one, as what comes of Python numbers is: it yields to other dtypes."""
+def typed(array: Any, weak: bool) -> Any:
+    """The array, weakly typed or not: weakly typed ones, as results of Python numbers alone, yield to other dtypes.
+
+    Args:
+        array: concrete or traced.
+        weak: whether the result is weakly typed.
+    """
+    if bool(getattr(array, "weak_type", False)) == weak:
+        return array
     apply: Any = convert_element_type_p.bind
-    return apply(array, new_dtype=array.dtype, weak_type=True, sharding=None)
+    return apply(array, new_dtype=array.dtype, weak_type=weak, sharding=None)
 
 
 def sharding_constraint(shape: tuple[int, ...], sharding: Any) -> JaxprEqn:

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from autopar.api.options import ParallelOptions
-from autopar.api.parallel_function import ParallelFunction
-from autopar.api.parallelize import parallelize, parallelize_with
+from autopar.api.parallel_function import ParallelFunction, parallelize_with
+from autopar.api.parallelize import parallelize
 from autopar.cluster import Cluster
 from autopar.plan import Plan
 from autopar.search.compare import STANDARD, Budget, Budgeted, Comparison, Named, compare_problem, run_trials

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import jax
 from jax.sharding import NamedSharding
 
+from autopar._compat.primitives import typed
+from autopar.api.call_info import CallInfo
 from autopar.api.mutable import split_mutable
-from autopar.api.user_mesh import concrete, on_mesh, outside, relabelled
+from autopar.api.user_mesh import as_traced, concrete, on_mesh, outside, relabelled
 from autopar.errors import AutoparError
-from autopar.frontend import CallSignature, SignatureOptions, Traced
+from autopar.errors.base import as_kind
+from autopar.frontend import SignatureOptions, Traced, flatten_call
 from autopar.plan import Plan
 from autopar.runtime.loaded import LoadedProgram
 
 
 @dataclass(frozen=True, eq=False)
-class Compiled:
+class Compiled(CallInfo):
     """What `ParallelFunction.compile` returns; call it with arguments of the signature it was made for.
 
     Args:
@@ -29,7 +32,6 @@ class Compiled:
         local: the compiled program.
         function: the user's function.
         signature_options: how its arguments are read.
-        resolve: (args, kwargs) -> signature and traced leaves.
     """
 
     plan: Plan
@@ -37,19 +39,28 @@ class Compiled:
     local: LoadedProgram
     function: Any
     signature_options: SignatureOptions
-    resolve: Callable[[tuple[Any, ...], Mapping[str, Any]], tuple[CallSignature, list[Any]]]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs a step. Raises AutoparError for arguments of other shapes, dtypes or structure."""
         args, kwargs, mutable = split_mutable(args, kwargs)
-        signature, leaves = self.resolve(args, kwargs)
-        if signature != self.traced.signature:
-            raise AutoparError(
+        leaves = self.leaves_of(args, kwargs)
+        with as_traced(self.traced.signature):
+            result = self.run(leaves)
+        return mutable.joined(result)
+
+    def leaves_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The traced leaves of a call. Raises AutoparError for arguments of other shapes, dtypes or structure."""
+        signature = self.traced.signature
+        options = replace(self.signature_options, static_numbers=signature.static_numbers)
+        given, leaves = flatten_call(self.function, args, kwargs, options)
+        if not signature.takes(given):
+            error = AutoparError(
                 f"{self.traced.graph.name} was compiled for other arguments",
                 cause="shapes, dtypes, structure or static values differ",
                 remedy="call the decorated function itself, which compiles once for each signature",
             )
-        return mutable.joined(self.run(leaves))
+            raise as_kind(error, TypeError)
+        return leaves
 
     def run(self, leaves: list[Any]) -> Any:
         """Runs a step on the traced leaves of a call."""
@@ -60,10 +71,18 @@ class Compiled:
     def run_placed(self, placed: list[Any], leaves: list[Any]) -> Any:
         """Runs a step on leaves that lie as the plan wants; ``leaves`` are those that the caller gave."""
         if self.traced.signature.mesh is None:
-            return self.traced.results(self.local.run(placed, leaves), leaves)
+            return self.traced.results(self._typed(self.local.run(placed, leaves)))
         with outside():
-            arrays = self.local.run(placed, leaves)
-        return self.traced.results(list(map(relabelled, arrays, self._on_user_mesh)), leaves)
+            arrays = self._typed(self.local.run(placed, leaves))
+        return self.traced.results(list(map(relabelled, arrays, self._on_user_mesh)))
+
+    def _typed(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        """Results, weakly typed where the function's are. Those of one program are already."""
+        if self.plan.num_stages == 1:
+            return arrays
+        return [
+            typed(a, weak) if isinstance(a, jax.Array) else a for a, weak in zip(arrays, self.traced.weak, strict=True)
+        ]
 
     def _outside(self) -> AbstractContextManager[Any]:
         return nullcontext() if self.traced.signature.mesh is None else outside()
@@ -78,17 +97,17 @@ class Compiled:
         return [on_mesh(s, o.type.rank, mesh) for s, o in zip(program.output_shardings, outputs, strict=True)]
 
     def repeated(self, leaves: list[Any]) -> list[Any] | None:
-        """The traced ones of all leaves of a call of the same structure; None where a static one is another object."""
+        """The traced ones of all leaves of a call of the same structure; None where a static one changed."""
         if not self._statics:
             return leaves
-        if any(leaves[i] is not value for i, value in self._statics):
+        if not all(entry.is_still(leaves[i]) for i, entry in self._statics):
             return None
         return [leaves[i] for i in self.traced.signature.traced]
 
     @cached_property
     def _statics(self) -> tuple[tuple[int, Any], ...]:
         entries, traced = self.traced.signature.entries, set(self.traced.signature.traced)
-        return tuple((i, entry.value) for i, entry in enumerate(entries) if i not in traced)
+        return tuple((i, entry) for i, entry in enumerate(entries) if i not in traced)
 
     @property
     def input_shardings(self) -> Any:
@@ -103,6 +122,26 @@ class Compiled:
     def output_shardings(self) -> Any:
         """A pytree like the result with a `NamedSharding` for each array."""
         return self.traced.results(self.local.program.output_shardings)
+
+    def _call(self) -> tuple[Traced, tuple[int, ...]]:
+        return self.traced, self.local.donated
+
+    @property
+    def input_formats(self) -> Any:
+        """``(args, kwargs)`` with a `jax.experimental.layout.Format` for each array, of a program of one stage."""
+        return self.traced.signature.dynamic(self._flat(self.local.executable.input_formats))
+
+    @property
+    def output_formats(self) -> Any:
+        """A pytree like the result with a `jax.experimental.layout.Format` for each array, of one stage's program."""
+        return self.traced.results(self._flat(self.local.executable.output_formats))
+
+    def _flat(self, formats: Any) -> list[Any]:
+        return list(jax.tree.leaves(formats))
+
+    def runtime_executable(self) -> Any:
+        """XLA's own object of a program of one stage, or None."""
+        return self.local.executable.runtime_executable()
 
     def cost_analysis(self) -> Any:
         """jax's cost statistics of the program; for several stages a dict by program.

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
+from autopar._compat.context import context_texts, trace_context
 from autopar._compat.world import World, world
 from autopar.api.options import ParallelOptions
 from autopar.cluster import Cluster
@@ -29,7 +30,10 @@ from autopar.search.compilation import Planned
 #: Options that change what is said, not what is done.
 _SILENT = ("progress",)
 _PACKAGES = ("jax", "jaxlib", "numpy")
-_SETTINGS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl", "jax_threefry_partitionable")
+#: A setting of jax that programs depend on though no program is traced again for it.
+_SETTINGS = ("jax_default_prng_impl",)
+#: Settings that may differ between processes: each has devices of its own.
+_OWN = ("jax_default_device",)
 
 
 def many(options: ParallelOptions) -> World | None:
@@ -154,6 +158,9 @@ def _versions() -> Iterator[Fact]:
 def _settings() -> Iterator[Fact]:
     for name in _SETTINGS:
         yield f"setting {name}", str(getattr(jax.config, name))
+    for name, text in context_texts(trace_context()).items():
+        if name not in _OWN and text is not None:
+            yield f"setting {name}", text
 
 
 def _options(options: ParallelOptions) -> Iterator[Fact]:

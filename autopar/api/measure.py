@@ -19,8 +19,8 @@ from autopar.api.parallelize import parallelize
 from autopar.errors import AutoparError
 from autopar.plan import Plan
 from autopar.plan.text import bytes_text, seconds_text, table
+from autopar.runtime.hosts.arrays import copied
 from autopar.runtime.loaded import LoadedProgram
-from autopar.runtime.local import copied
 from autopar.schedule import Work
 
 _HEADER = ("", "predicted", "measured", "predicted/measured")
@@ -124,7 +124,7 @@ def measure(step: Callable[..., Any], *args: Any, repeats: int = 5, **kwargs: An
     function = step if isinstance(step, ParallelFunction) else parallelize(step)
     compiled = function.compile(*args, **kwargs)
     plain_args, plain_kwargs, _ = split_mutable(args, kwargs)
-    _, leaves = compiled.resolve(plain_args, plain_kwargs)
+    leaves = compiled.leaves_of(plain_args, plain_kwargs)
     seconds = [_once(compiled, leaves) for _ in range(repeats + 1)][1:]
     name, local = compiled.traced.graph.name, compiled.local
     if local.worker_memory:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 from autopar.api.constraints import Pin
 from autopar.cluster import Cluster
 from autopar.errors import AutoparError, SliceError
+from autopar.errors.base import as_kind
 from autopar.lower.aot import parse_target
 from autopar.plan import Plan
 from autopar.precision import Precision, Wire, mixed, with_formats
@@ -176,6 +178,14 @@ class ParallelOptions:
             )
 
 
+def set_options(options: ParallelOptions) -> tuple[str, ...]:
+    """Names of the options that say how a function is to be split and were set, in the order of `ParallelOptions`."""
+    silent = ("progress", "policy", "time_limit_s", "exhaustive", "verify", *(n for n, _ in _NAMED_ARGUMENTS))
+    default = ParallelOptions()
+    fields = [f.name for f in dataclasses.fields(options) if f.name not in silent]
+    return tuple(n.removesuffix("_bytes") for n in fields if getattr(options, n) != getattr(default, n))
+
+
 def check_schedule(schedule: Any) -> None:
     """Raises AutoparError unless ``schedule`` is "auto", "none", a registered name or a `Schedule`."""
     if schedule in ("auto", "none") or isinstance(schedule, Schedule):
@@ -186,6 +196,11 @@ def check_schedule(schedule: Any) -> None:
             remedy='schedule="1f1b", another registered name, or an autopar.schedule.Schedule',
         )
     get(schedule)
+
+
+def _value_error(fact: str, *, remedy: str) -> AutoparError:
+    """An error about positions or names of arguments, for which `jax.jit` raises a ValueError."""
+    return as_kind(AutoparError(fact, remedy=remedy), ValueError)
 
 
 def check_names(fn: Callable[..., Any], options: ParallelOptions) -> None:
@@ -199,7 +214,7 @@ def check_names(fn: Callable[..., Any], options: ParallelOptions) -> None:
     count = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
     wrong_batch = [n for n in options.batch_argnums or () if not 0 <= n < count]
     if wrong_batch and inspect.Parameter.VAR_POSITIONAL not in kinds:
-        raise AutoparError(
+        raise _value_error(
             f"batch_argnums has {wrong_batch[0]}; there are {count} positional arguments: {', '.join(names)}",
             remedy="give positions, the first is 0",
         )
@@ -207,20 +222,20 @@ def check_names(fn: Callable[..., Any], options: ParallelOptions) -> None:
         given = getattr(options, f"{option}_argnames")
         unknown = sorted(set(given) - set(names))
         if unknown and inspect.Parameter.VAR_KEYWORD not in kinds:
-            raise AutoparError(
+            raise _value_error(
                 f"{option}_argnames has {', '.join(map(repr, unknown))}; the arguments are {', '.join(names)}",
                 remedy="give names of arguments",
             )
         wrong = [n for n in getattr(options, f"{option}_argnums") if not -count <= n < count]
         if wrong and inspect.Parameter.VAR_POSITIONAL not in kinds:
-            raise AutoparError(
+            raise _value_error(
                 f"{option}_argnums has {wrong[0]}; there are {count} positional arguments: {', '.join(names)}",
                 remedy="give positions, the first is 0",
             )
     both = sorted(set(options.static_argnums) & set(options.donate_argnums))
     both_names = sorted(set(options.static_argnames) & set(options.donate_argnames))
     if both or both_names:
-        raise AutoparError(
+        raise _value_error(
             f"{(both_names or both)[0]!r} is both static and donated",
             remedy="a static argument has no buffer to donate",
         )

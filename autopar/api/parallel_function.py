@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
+from autopar._compat.context import under_trace
 from autopar._compat.devices import world_devices
 from autopar.api.compiled import Compiled
 from autopar.api.local_data import local_batch, process_examples
 from autopar.api.mutable import Mutable, split_mutable
-from autopar.api.options import ParallelOptions, check_names
+from autopar.api.options import ParallelOptions, check_names, set_options
 from autopar.api.placement import run_on_workers, run_sharded
 from autopar.api.pure import PureFunction
 from autopar.api.saving import Saving, restore
 from autopar.api.staged import LoweredCall, TracedCall
-from autopar.api.user_mesh import outside
-from autopar.api.without_flush import call, drain, order, replay
+from autopar.api.user_mesh import as_traced
+from autopar.api.without_flush import PipelineState, call, drain, order, replay
 from autopar.errors import AutoparError
-from autopar.frontend.signature import jax_config
+from autopar.errors.base import as_kind
+from autopar.frontend.nested import note
+from autopar.frontend.signature import NUMBERS, jax_config
 from autopar.frontend.trace import callable_name
 from autopar.plan import Plan
 from autopar.runtime.ray.cluster import RayCluster
@@ -57,11 +63,14 @@ class ParallelFunction(Generic[_P, _R]):
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         """Plans and compiles once for each signature, then runs. Values are those of the plain function.
 
-        Under `jax.disable_jit` the plain function itself runs.
+        Under `jax.disable_jit`, and inside of another function that jax traces or transforms, the plain function runs.
         """
         if jax_config("jax_disable_jit"):
             return self._fn(*args, **kwargs)
         result: Any
+        if under_trace():
+            result = self._inside(args, kwargs)
+            return result  # type: ignore[no-any-return]
         if not self._flushes:
             result = call(self._plain, args, kwargs)
             return result  # type: ignore[no-any-return]
@@ -71,6 +80,27 @@ class ParallelFunction(Generic[_P, _R]):
             result = mutable.joined(pure(given, named))
         returned: _R = result
         return returned
+
+    def _inside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The plain function's result inside of another trace, with arrays for numbers as a jitted function has them.
+
+        Raises:
+            AutoparError: the state is one of a schedule without a flush, which the plain function does not know.
+        """
+        if any(isinstance(a, PipelineState) for a in (*args, *kwargs.values())):
+            raise AutoparError(
+                f"{callable_name(self._fn)} is called inside of another jax function with the state of a pipeline",
+                cause="inside of jax.jit, jax.grad, jax.vmap or a loop the plain function runs, which has no pipeline",
+                remedy="give it step.drain(state), or call the decorated function outside",
+            )
+        named = set_options(self._options)
+        if named:
+            note(
+                f"{callable_name(self._fn)} is decorated and runs inside of this function as the plain function: "
+                f"its {', '.join(named)} {'has' if len(named) == 1 else 'have'} no effect"
+            )
+        plain = self._fn(*args, **kwargs)
+        return jax.tree.map(_as_array, plain) if any(map(_becomes_array, jax.tree.leaves(plain))) else plain
 
     def drain(self, state: Any) -> Any:
         """The plain state with nothing under way, out of what a call returned with a schedule without a flush.
@@ -127,6 +157,22 @@ class ParallelFunction(Generic[_P, _R]):
         """Methods bind as plain functions do."""
         return self if instance is None else BoundFunction(self, instance)
 
+    def __copy__(self) -> ParallelFunction[_P, _R]:
+        """Itself, as copies of plain functions are: programs are shared."""
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ParallelFunction[_P, _R]:
+        """Itself, as deep copies of plain functions are."""
+        return self
+
+    def __reduce__(self) -> Any:
+        """Pickled by name where a module has it under its name, else as its function and options; no program is."""
+        name = str(getattr(self, "__qualname__", ""))
+        held: Any = sys.modules.get(str(getattr(self, "__module__", "")))
+        for part in name.split("."):
+            held = getattr(held, part, None)
+        return name if held is self else (parallelize_with, (self._fn, self._options))
+
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """The plan for arguments (arrays or `jax.ShapeDtypeStruct`); runs nothing.
 
@@ -137,7 +183,7 @@ class ParallelFunction(Generic[_P, _R]):
         """
         pure, args, kwargs, _ = self._pure(args, kwargs)
         signature, _ = pure.resolve(args, kwargs)
-        with outside():
+        with as_traced(signature):
             return pure.plan(signature)[1]
 
     def trace(self, *args: Any, **kwargs: Any) -> TracedCall:
@@ -149,11 +195,29 @@ class ParallelFunction(Generic[_P, _R]):
         """Plans for arguments (arrays or `jax.ShapeDtypeStruct`), as `jax.jit(f).lower`. Errors are those of `plan`."""
         return self.trace(*args, **kwargs).lower()
 
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """Shapes and dtypes of the result for arguments (arrays or `jax.ShapeDtypeStruct`), as `jax.jit(f).eval_shape`.
+
+        Raises:
+            TraceError: the function cannot be traced.
+        """
+        if under_trace():
+            o = self._options
+            plain = jax.jit(self._fn, static_argnums=o.static_argnums, static_argnames=o.static_argnames)
+            return plain.eval_shape(*args, **kwargs)
+        return self.trace(*args, **kwargs).out_info
+
+    def clear_cache(self) -> None:
+        """Forgets what was traced, planned and compiled, as `jax.jit(f).clear_cache`: the next call begins again."""
+        self._plain = PureFunction(self._fn, self._options)
+        self._changing = {}
+        self._module_free = None
+
     def compile(self, *args: Any, **kwargs: Any) -> Compiled:
         """Plans and compiles for arguments (arrays or `jax.ShapeDtypeStruct`). Errors are those of `plan`."""
         pure, args, kwargs, _ = self._pure(args, kwargs)
         signature, _ = pure.resolve(args, kwargs)
-        with outside():
+        with as_traced(signature):
             return pure.compile(signature)
 
     def init(self, init_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -184,7 +248,7 @@ class ParallelFunction(Generic[_P, _R]):
         """
         pure, args, kwargs, mutable = self._pure(args, kwargs)
         signature, leaves = pure.resolve(args, kwargs)
-        with outside():
+        with as_traced(signature):
             arrays = pure.compile(signature).local.shard_all(leaves)
         placed, _ = signature.arguments(arrays)
         placed = mutable.put_back(placed) if mutable else placed
@@ -248,7 +312,8 @@ class ParallelFunction(Generic[_P, _R]):
         Args:
             path: what `save` wrote to, or the folder of one checkpoint.
             like: a state of the structure wanted, as arrays or `jax.ShapeDtypeStruct`; None takes the argument of the
-                compiled step that has these leaves, else nested dicts and lists as Orbax has them.
+                compiled step that has these leaves, else nested dicts and lists as Orbax has them. With a schedule
+                without a flush what is under way is restored too.
             at: number of the checkpoint; None takes the latest that was written to the end.
 
         Raises:
@@ -257,7 +322,7 @@ class ParallelFunction(Generic[_P, _R]):
         """
         planned = [p for pure in self._both() for p in reversed(pure.planned.values())]
         plans = [] if self._options.plan is None else [self._options.plan]
-        return restore(str(path), like, at, planned, plans)
+        return restore(str(path), like, at, planned, plans, carries=not self._flushes)
 
     def plans(self) -> list[Plan]:
         """The plans of all signatures so far, the last one last; the one that was given, if there is one."""
@@ -293,19 +358,66 @@ class ParallelFunction(Generic[_P, _R]):
         return self._changing[mutable.kind], args, kwargs, mutable
 
 
+def _becomes_array(leaf: Any) -> bool:
+    """Whether a result of a jitted function is an array in place of this one of the plain function."""
+    return isinstance(leaf, (*NUMBERS, np.ndarray, np.number, np.bool_))
+
+
+def _as_array(leaf: Any) -> Any:
+    return jnp.asarray(leaf) if _becomes_array(leaf) else leaf
+
+
 def _arguments(plan: Plan) -> str:
     """A signature in short: the arguments of a plan with their types, as far as they fit a line."""
     inputs = [f"{i.path} {i.type}" for i in plan.content.inputs]
     return ", ".join(inputs[:3]) + (f", ... ({len(inputs)} arrays)" if len(inputs) > 3 else "")
 
 
+def parallelize_with(fn: Callable[_P, _R], options: ParallelOptions) -> ParallelFunction[_P, _R]:
+    """The decorated ``fn``."""
+    check_callable(fn)
+    return ParallelFunction(fn, options)
+
+
 class BoundFunction:
-    """A decorated method of one object; has what `ParallelFunction` has."""
+    """A decorated method of one object; has what `ParallelFunction` has. Equal to others of that object."""
 
     def __init__(self, function: ParallelFunction[..., Any], instance: Any) -> None:
         self._function = function
         self._instance = instance
         functools.update_wrapper(self, function, updated=())
+
+    @property
+    def __self__(self) -> Any:
+        """The object."""
+        return self._instance
+
+    @property
+    def __func__(self) -> ParallelFunction[..., Any]:
+        """The decorated function."""
+        return self._function
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, BoundFunction):
+            return NotImplemented
+        return self._function is other._function and self._instance is other._instance
+
+    def __hash__(self) -> int:
+        return hash((id(self._function), id(self._instance)))
+
+    def __reduce__(self) -> Any:
+        """Pickled as bound methods are: the object, and the name of its method."""
+        return getattr, (self._instance, self.__name__)  # type: ignore[attr-defined]
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """See `ParallelFunction.function`."""
+        return self._function.function
+
+    @property
+    def options(self) -> ParallelOptions:
+        """See `ParallelFunction.options`."""
+        return self._function.options
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """See `ParallelFunction.__call__`."""
@@ -318,6 +430,27 @@ class BoundFunction:
     def trace(self, *args: Any, **kwargs: Any) -> TracedCall:
         """See `ParallelFunction.trace`."""
         return self._function.trace(self._instance, *args, **kwargs)
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """See `ParallelFunction.eval_shape`."""
+        return self._function.eval_shape(self._instance, *args, **kwargs)
+
+    def clear_cache(self) -> None:
+        """See `ParallelFunction.clear_cache`."""
+        self._function.clear_cache()
+
+    def plans(self) -> list[Plan]:
+        """See `ParallelFunction.plans`."""
+        return self._function.plans()
+
+    @property
+    def order(self) -> Table:
+        """See `ParallelFunction.order`."""
+        return self._function.order
+
+    def replay(self, order: Table, *args: Any, **kwargs: Any) -> Any:
+        """See `ParallelFunction.replay`."""
+        return self._function.replay(order, self._instance, *args, **kwargs)
 
     def lower(self, *args: Any, **kwargs: Any) -> LoweredCall:
         """See `ParallelFunction.lower`."""
@@ -364,7 +497,8 @@ class BoundFunction:
 def check_callable(fn: Any) -> None:
     """Raises AutoparError unless ``fn`` can be called."""
     if not callable(fn):
-        raise AutoparError(
+        error = AutoparError(
             f"parallelize takes a function, not {type(fn).__name__}",
             remedy="@autopar.parallelize above a function, or autopar.parallelize(fn, ...)",
         )
+        raise as_kind(error, TypeError)

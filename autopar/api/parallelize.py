@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 from autopar.api.constraints import parse_pins
 from autopar.api.options import ParallelOptions, as_tuple, parse_bytes
-from autopar.api.parallel_function import ParallelFunction, check_callable
+from autopar.api.parallel_function import ParallelFunction, parallelize_with
 from autopar.api.progress import reporter_of
 from autopar.api.replanned import target_cluster
 from autopar.cluster import Cluster
@@ -178,9 +178,3 @@ def parallelize(
         verify=verify,
     )
     return (lambda function: parallelize_with(function, options)) if fn is None else parallelize_with(fn, options)
-
-
-def parallelize_with(fn: Callable[_P, _R], options: ParallelOptions) -> ParallelFunction[_P, _R]:
-    """The decorated ``fn``."""
-    check_callable(fn)
-    return ParallelFunction(fn, options)

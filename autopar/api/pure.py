@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from autopar._compat.context import context_text, trace_context
 from autopar._compat.devices import world_devices
 from autopar._compat.world import World
 from autopar.api.build_stages import build_apart_on_workers, build_stages
@@ -36,8 +37,8 @@ from autopar.cluster import Cluster
 from autopar.cost import CostModel
 from autopar.errors import InfeasiblePlanError, MicrobatchError, ScheduleError, TraceError
 from autopar.frontend import CallSignature, SignatureOptions, Traced, flatten_call, trace
-from autopar.frontend.signature import NUMBERS, context_mesh, positional_names, resolve, x64_enabled
-from autopar.frontend.trace import needs_values
+from autopar.frontend.signature import NUMBERS, positional_names, resolve
+from autopar.frontend.trace import PLAIN_ERRORS, needs_values
 from autopar.ir import Graph
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.verify import verify
@@ -94,7 +95,7 @@ class PureFunction:
             return False, None
         leaves, treedef = jax.tree.flatten((args, kwargs))
         signature = recent.traced.signature
-        if treedef != signature.treedef or signature.x64 != x64_enabled() or signature.mesh != context_mesh():
+        if treedef != signature.treedef or signature.context != trace_context():
             return False, None
         traced = recent.repeated(leaves)
         placed = None if traced is None else recent.local.match(traced)
@@ -131,8 +132,9 @@ class PureFunction:
                 self._traced[signature] = traced = self._trace(signature, False)
                 self._placements[signature] = array_placement(traced, leaves, world_devices, self.options)
                 return signature, leaves
-            except TraceError as error:
-                if not needs_values(error.__cause__) or not any(isinstance(leaf, NUMBERS) for leaf in leaves):
+            except (TraceError, *PLAIN_ERRORS) as error:
+                cause = error.__cause__ if isinstance(error, TraceError) else error
+                if not needs_values(cause) or not any(isinstance(leaf, NUMBERS) for leaf in leaves):
                     raise
                 other, other_leaves = flatten_call(self.fn, args, kwargs, static_options)
                 try:
@@ -287,6 +289,7 @@ class PureFunction:
             ),
             policy=o.thresholds,
             reporting=Reporting(log=o.progress),
+            settings=context_text(traced.signature.context),
         )
 
     def _pins(self, traced: Traced) -> tuple[Pin, ...]:
@@ -403,7 +406,7 @@ class PureFunction:
         """Remembers a compiled signature."""
         plan = replace(plan, phases=(*plan.phases, *clock.phases()))
         self.planned[signature] = traced, plan
-        self.compiled[signature] = Compiled(plan, traced, local, self.fn, self.signature_options, self.resolve)
+        self.compiled[signature] = Compiled(plan, traced, local, self.fn, self.signature_options)
         return self.compiled[signature]
 
     def _say(self, text: str) -> None:

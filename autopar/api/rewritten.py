@@ -35,9 +35,15 @@ def form_of(traced: Traced, plan: Plan) -> Traced:
 
 
 def about(plan: Plan, traced: Traced) -> Plan:
-    """``plan`` with facts about its function: what was rewritten, and the FLOPs of its products as written."""
+    """``plan`` with facts about its function: what was rewritten, the FLOPs of its products as written,
+    and the decorated functions that it calls."""
     written = traced.graph if traced.as_written is None else traced.as_written.graph
-    facts = msgspec.structs.replace(plan.content, rewrites=traced.rewrites, product_flops=product_flops(written))
+    facts = msgspec.structs.replace(
+        plan.content,
+        rewrites=traced.rewrites,
+        product_flops=product_flops(written),
+        notes=(*plan.content.notes, *(n for n in traced.nested if n not in plan.content.notes)),
+    )
     return replace(plan, content=facts)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 from autopar._compat.devices import world_devices
 from autopar._compat.world import world
 from autopar.api.placement import default_placement, placement_of
+from autopar.api.without_flush import PipelineState
 from autopar.errors import CheckpointError
 from autopar.frontend import Traced
 from autopar.plan import Plan
@@ -64,7 +66,14 @@ class Saving:
             saver.wait()
 
 
-def restore(path: str, like: Any, at: int | None, planned: Sequence[tuple[Traced, Plan]], plans: Sequence[Plan]) -> Any:
+def restore(
+    path: str,
+    like: Any,
+    at: int | None,
+    planned: Sequence[tuple[Traced, Plan]],
+    plans: Sequence[Plan],
+    carries: bool = False,
+) -> Any:
     """See `ParallelFunction.restore`.
 
     Args:
@@ -73,6 +82,7 @@ def restore(path: str, like: Any, at: int | None, planned: Sequence[tuple[Traced
         at: likewise.
         planned: what was planned, with its plans.
         plans: plans that are to run besides.
+        carries: whether the step has a schedule without a flush, so that checkpoints hold what is under way too.
     """
     files = _files()
     folder = files.folder_of(path, at)
@@ -83,7 +93,7 @@ def restore(path: str, like: Any, at: int | None, planned: Sequence[tuple[Traced
         Agreement.next(processes, "restore").compare(
             [("checkpoint", folder.name if folder.name.isdigit() else folder.parent.name), ("arrays", ", ".join(names))]
         )
-    wanted = _structure(folder, there, like, [traced for traced, _ in planned])
+    wanted = _structure(folder, there, like, [traced for traced, _ in planned], carries)
     leaves, treedef = jax.tree.flatten(wanted)
     paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_flatten_with_path(wanted)[0]]
     devices = world_devices()
@@ -94,8 +104,11 @@ def restore(path: str, like: Any, at: int | None, planned: Sequence[tuple[Traced
     return files.restored(folder, jax.tree.unflatten(treedef, placed))
 
 
-def _structure(folder: Path, there: Any, like: Any, traced: Sequence[Traced]) -> Any:
+def _structure(folder: Path, there: Any, like: Any, traced: Sequence[Traced], carries: bool) -> Any:
     """The shapes of a checkpoint in the structure wanted: that of ``like``, or of an argument with these leaves."""
+    if like is None and carries and _is_under_way(there):
+        state = _structure(folder, there["state"], None, traced, False)
+        return PipelineState(state, there.get("under_way", {}), there["calls"])
     names = [n for n, _ in _with_names(there)]
     if like is not None:
         wanted = jax.tree.map(_shape, like)
@@ -112,6 +125,12 @@ def _structure(folder: Path, there: Any, like: Any, traced: Sequence[Traced]) ->
             if {n for n, _ in _with_names(argument)} == set(names):
                 return jax.tree.map(_shape, argument)
     return there
+
+
+def _is_under_way(there: Any) -> bool:
+    """Whether a checkpoint has the fields of a `PipelineState`."""
+    fields = {f.name for f in dataclasses.fields(PipelineState)}
+    return isinstance(there, dict) and {"state", "calls"} <= set(there) <= fields
 
 
 def differences(wanted: Sequence[str], there: Sequence[str]) -> str:

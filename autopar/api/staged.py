@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.extend.core import ClosedJaxpr
 
-from autopar._compat.dtypes import jax_dtype
+from autopar.api.call_info import CallInfo
 from autopar.api.compiled import Compiled
 from autopar.api.pure import PureFunction
-from autopar.api.user_mesh import outside
+from autopar.api.user_mesh import as_traced
 from autopar.errors import AutoparError
-from autopar.frontend import CallSignature
+from autopar.frontend import CallSignature, Traced
 from autopar.ir import Graph
 from autopar.lower.pipeline.build import lower_pipeline
 from autopar.lower.program import lower
@@ -24,7 +25,7 @@ from autopar.runtime.ray.cluster import RayCluster
 
 
 @dataclass(frozen=True, eq=False)
-class TracedCall:
+class TracedCall(CallInfo):
     """A function traced for one signature; what `ParallelFunction.trace` returns.
 
     Args:
@@ -46,13 +47,23 @@ class TracedCall:
         return self.pure.traced(self.signature).graph
 
     @property
-    def out_info(self) -> Any:
-        """A pytree like the result, with a `jax.ShapeDtypeStruct` for each array."""
-        return _out_info(self)
+    def jaxpr(self) -> ClosedJaxpr:
+        """The function's jaxpr as it is written, before it is planned; its inputs are the arrays of the arguments."""
+        return self.pure.traced(self.signature).written
+
+    @property
+    def out_avals(self) -> Any:
+        """A pytree like the result, with the abstract value of each array."""
+        traced = self.pure.traced(self.signature)
+        return traced.results(traced.written.out_avals)
+
+    def _call(self) -> tuple[Traced, tuple[int, ...]]:
+        traced = self.pure.traced(self.signature)
+        return traced, self.pure.donated(traced)
 
     def plan(self) -> Plan:
         """The plan. Errors are those of `ParallelFunction.plan`."""
-        with outside():
+        with as_traced(self.signature):
             return self.pure.plan(self.signature)[1]
 
     def lower(self) -> LoweredCall:
@@ -62,7 +73,7 @@ class TracedCall:
 
 
 @dataclass(frozen=True, eq=False)
-class LoweredCall:
+class LoweredCall(CallInfo):
     """A planned function whose programs can be read before they are compiled; what `ParallelFunction.lower` returns.
 
     Args:
@@ -78,32 +89,49 @@ class LoweredCall:
         """What runs."""
         return self.pure.planned[self.signature][1]
 
-    @property
-    def out_info(self) -> Any:
-        """A pytree like the result, with a `jax.ShapeDtypeStruct` for each array."""
-        return _out_info(self)
+    def _call(self) -> tuple[Traced, tuple[int, ...]]:
+        traced = self.pure.planned[self.signature][0]
+        return traced, self.pure.donated(traced)
 
-    def as_text(self) -> str:
-        """StableHLO of the program, or of every stage's programs one behind the other.
+    def as_text(self, dialect: str | None = None, *, debug_info: bool = False) -> str:
+        """The program as text, or those of every stage one behind the other.
+
+        Args:
+            dialect: "stablehlo" (None too) or "hlo".
+            debug_info: whether lines of the source are in it.
 
         Raises:
             ClusterError: this process has not as many devices as the plan wants.
         """
-        with outside():
-            return "\n".join(_texts(self.pure, self.signature))
+        with as_traced(self.signature):
+            programs = _lowered(self.pure, self.signature)
+            texts = {title: program.as_text(dialect, debug_info=debug_info) for title, program in programs.items()}
+        return "\n".join(f"// {title}\n{text}" if title else text for title, text in texts.items())
+
+    def compiler_ir(self, dialect: str | None = None) -> Any:
+        """The program as an object of jax's compiler; of several stages a dict by program. Errors as `as_text`'s.
+
+        Args:
+            dialect: "stablehlo" (None too) or "hlo".
+        """
+        with as_traced(self.signature):
+            programs = {t: program.compiler_ir(dialect) for t, program in _lowered(self.pure, self.signature).items()}
+        return programs.get("", programs)
+
+    def cost_analysis(self) -> Any:
+        """jax's cost statistics before compiling; of several stages a dict by program. Errors as `as_text`'s."""
+        with as_traced(self.signature):
+            costs = {title: program.cost_analysis() for title, program in _lowered(self.pure, self.signature).items()}
+        return costs.get("", costs)
 
     def compile(self) -> Compiled:
         """Compiles the programs."""
-        with outside():
+        with as_traced(self.signature):
             return self.pure.compile(self.signature)
 
 
-def _out_info(call: TracedCall | LoweredCall) -> Any:
-    traced = call.pure.traced(call.signature)
-    return traced.results([jax.ShapeDtypeStruct(o.type.shape, jax_dtype(o.type.dtype)) for o in traced.graph.outputs])
-
-
-def _texts(pure: PureFunction, signature: CallSignature) -> list[str]:
+def _lowered(pure: PureFunction, signature: CallSignature) -> dict[str, Any]:
+    """jax's lowered programs by title, which is "" where there is only one."""
     traced, plan = pure.planned[signature]
     if isinstance(pure.options.cluster, RayCluster):
         raise AutoparError(
@@ -113,16 +141,15 @@ def _texts(pure: PureFunction, signature: CallSignature) -> list[str]:
     devices = jax.devices()
     if plan.num_stages == 1:
         program = lower(traced, plan, devices)
-        return [program.function.lower(*program.shapes(traced)).as_text()]
+        return {"": program.function.lower(*program.shapes(traced))}
     lowered = lower_pipeline(
         split_layers(traced, plan.content.stack_groups).step, plan, frozenset(), devices[0].platform
     )
-    texts = []
-    for stage_program in lowered.programs:
-        for worker in lowered.table.workers_of_stage(stage_program.work.stage):
-            if stage_program.results:
-                lowered_program = lowered_stage(
-                    stage_program, stage_mesh(lowered, worker, stage_program.work.stage, devices)
-                )
-                texts.append(f"// {stage_program.work} on worker {worker}\n{lowered_program.lowered.as_text()}")
-    return texts
+    return {
+        f"{program.work} on worker {worker}": lowered_stage(
+            program, stage_mesh(lowered, worker, program.work.stage, devices)
+        ).lowered
+        for program in lowered.programs
+        for worker in lowered.table.workers_of_stage(program.work.stage)
+        if program.results
+    }

@@ -1,13 +1,14 @@
 """A mesh of the user's own around a call: `jax.set_mesh`.
 
 The function is traced under it, as the user's code may name its axes. Programs run on the plan's mesh, so they are
-lowered and run outside of it, and what they return is given to the user on his mesh wherever that mesh can say it.
+lowered and run outside of it, under jax's other settings as they were when the function was traced. Results are given
+to the user on his mesh wherever that mesh can say where they lie.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import permutations
 from typing import Any
 
@@ -15,6 +16,8 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from autopar._compat.context import entered
+from autopar.frontend import CallSignature
 from autopar.frontend.signature import context_mesh
 
 
@@ -23,6 +26,13 @@ def outside() -> AbstractContextManager[Any]:
     if context_mesh() is None:
         return nullcontext()
     return jax.set_mesh(Mesh(np.empty((), dtype=object), ()))
+
+
+@contextmanager
+def as_traced(signature: CallSignature) -> Iterator[None]:
+    """Leaves the mesh around the running code, and enters jax's settings under which a call was traced."""
+    with outside(), entered(signature.context):
+        yield
 
 
 def concrete(mesh: AbstractMesh, devices: Sequence[Any]) -> Mesh | None:

@@ -13,7 +13,7 @@ import numpy as np
 from autopar.api.compiled import Compiled
 from autopar.api.mutable import split_mutable
 from autopar.api.pure import PureFunction
-from autopar.api.user_mesh import outside
+from autopar.api.user_mesh import as_traced
 from autopar.errors import AutoparError
 from autopar.runtime.leaves import fits
 from autopar.runtime.ordered import OrderedCalls
@@ -53,18 +53,18 @@ def call(pure: PureFunction, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
         raise AutoparError("a step without a flush takes its state as its first argument", remedy="step(state, batch)")
     first, calls, under_way = args[0], 0, {}
     if isinstance(first, PipelineState):
-        first, calls, under_way = first.state, int(np.asarray(first.calls)), dict(first.under_way)
+        first, calls, under_way = first.state, int(np.asarray(first.calls)), _arrays(first.under_way)
     if split_mutable((first, *args[1:]), dict(kwargs), has_modules=False)[2].refs:
         raise AutoparError(
             "a step without a flush cannot write to a mutable reference, since passes of later calls are under way",
             remedy="make what the reference holds a part of the state, or take a schedule with a flush",
         )
     signature, leaves = pure.resolve((first, *args[1:]), kwargs)
-    with outside():
+    with as_traced(signature):
         compiled = pure.compile(signature)
     program = _program(compiled)
     arrays, under_way = program.call(compiled.local.place_all(leaves), under_way, calls)
-    result = compiled.traced.results(arrays, leaves)
+    result = compiled.traced.results(arrays)
     state, rest = new_state_of(first, result)
     new = PipelineState(state, under_way, np.int64(calls + 1))
     return new if rest is None else (new, *rest)
@@ -86,7 +86,7 @@ def drain(pure: PureFunction, state: Any) -> Any:
     for compiled in reversed(pure.compiled.values()):
         program = _program(compiled)
         if fits(leaves, program.entries[: len(leaves)]):
-            outputs = program.drain(leaves, state.under_way, int(np.asarray(state.calls)))
+            outputs = program.drain(leaves, _arrays(state.under_way), int(np.asarray(state.calls)))
             names = [i.name for i in compiled.traced.graph.inputs[: len(leaves)]]
             new = {
                 o.updates: outputs[n] for n, o in enumerate(compiled.traced.graph.outputs) if n in outputs and o.updates
@@ -124,12 +124,20 @@ def replay(pure: PureFunction, order: Table, args: Sequence[Any], kwargs: Mappin
         ScheduleError: the order is of other numbers, or cannot be.
     """
     signature, leaves = pure.resolve(tuple(args), kwargs)
-    with outside():
+    with as_traced(signature):
         compiled = pure.compile(signature)
     program = compiled.local
     if not isinstance(program, OrderedCalls):
         raise AutoparError(f"schedule {compiled.plan.schedule} records no order", remedy='schedule="ampnet"')
-    return compiled.traced.results(program.replay(program.place_all(leaves), order), leaves)
+    return compiled.traced.results(program.replay(program.place_all(leaves), order))
+
+
+def _arrays(under_way: Mapping[str, Any]) -> dict[str, Any]:
+    """What is under way, with jax's arrays for those of numpy, as a checkpoint may have them."""
+    return {
+        name: jax.device_put(np.array(a)) if isinstance(a, np.ndarray | np.generic) else a
+        for name, a in under_way.items()
+    }
 
 
 def _program(compiled: Compiled) -> CarriedCalls:

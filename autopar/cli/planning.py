@@ -13,7 +13,7 @@ import click
 
 from autopar.api import ParallelFunction
 from autopar.api.options import ParallelOptions, parse_bytes
-from autopar.api.parallelize import parallelize_with
+from autopar.api.parallel_function import parallelize_with
 from autopar.api.replanned import target_cluster
 from autopar.cli.target import StepTarget, find
 from autopar.cluster import Cluster

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypedDict, Unpack
+from functools import cache
+from typing import Any, TypedDict, Unpack
 
 
 class Parts(TypedDict, total=False):
@@ -30,7 +31,7 @@ class AutoparError(Exception):
         self.cause = cause
         self.remedy = remedy
         self.source = source
-        super().__init__(self.text())
+        Exception.__init__(self, self.text())  # a kind of `as_kind` has further bases, which take other arguments
 
     def text(self) -> str:
         """The whole message, one part a line."""
@@ -42,6 +43,38 @@ class AutoparError(Exception):
         if self.remedy:
             parts.append(f"  remedy: {self.remedy}")
         return "\n".join(parts)
+
+
+def as_kind(error: AutoparError, kind: type[Exception]) -> AutoparError:
+    """The error as one that is also of the type that `jax.jit` raises there, so that both are caught.
+
+    Args:
+        error: made, not raised yet.
+        kind: a builtin exception, or one of jax's.
+    """
+    if isinstance(error, kind):
+        return error
+    both: AutoparError = _again(type(error), kind, error.__dict__, error.args)
+    return both
+
+
+@cache
+def _both(ours: Any, kind: Any) -> Any:
+    """A class of both types under the name of the first."""
+
+    def reduced(self: AutoparError) -> tuple[Any, ...]:
+        return _again, (ours, kind, self.__dict__, self.args)
+
+    names = {"__module__": ours.__module__, "__qualname__": ours.__qualname__, "__doc__": ours.__doc__}
+    return type(ours.__name__, (ours, kind), {**names, "__reduce__": reduced})
+
+
+def _again(ours: Any, kind: Any, state: dict[str, Any], args: tuple[Any, ...]) -> Any:
+    """A pickled error."""
+    error = _both(ours, kind).__new__(_both(ours, kind))
+    error.__dict__.update(state)
+    error.args = args
+    return error
 
 
 class TraceError(AutoparError):

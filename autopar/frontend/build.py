@@ -20,6 +20,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive
 from jax.extend.core import Literal as JaxLiteral
 
 from autopar._compat.dtypes import dtype_name
+from autopar._compat.literals import own_constant
 from autopar._compat.loops import plain_params
 from autopar._compat.primitives import optimization_barrier_p, sharding_constraint
 from autopar._compat.source import source_line
@@ -111,7 +112,7 @@ class _GraphBuilder:
     def constant(self, value: Any, type: TensorType) -> str:
         name = self.fresh("", "constant")
         self.operators.append(Operator(name, "constant", (), (Value(name, type),)))
-        self.constants[name] = self.given[name] = value
+        self.constants[name] = self.given[name] = own_constant(value)
         return name
 
     def jaxpr(

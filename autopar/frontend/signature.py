@@ -7,6 +7,7 @@ to the function as they are. Python numbers are traced, as `jax.jit` does.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +15,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from autopar._compat.context import trace_context
 from autopar.errors import TraceError
+from autopar.errors.base import as_kind
 
 NUMBERS = (bool, int, float, complex)
 
@@ -28,6 +31,10 @@ class ArrayHandle:
 
 _TYPED = (jax.Array, jax.ShapeDtypeStruct, ArrayHandle)
 _NUMPY = (np.ndarray, np.generic)
+#: numpy's letters of dtypes that jax has not, and whose bytes say nothing: long floats, objects, records.
+_REFUSED = "gGOV"
+#: numpy's mark of the byte order that is not this machine's.
+_SWAPPED = ">" if sys.byteorder == "little" else "<"
 
 
 @dataclass(frozen=True)
@@ -49,11 +56,20 @@ class SignatureOptions:
 
 @dataclass(frozen=True)
 class _Static:
-    """A static value, compared by type and key (1 and True differ)."""
+    """A static value, compared by type and key (1 and True differ).
+
+    ``digest`` is the hash of the key when it was read: an object that changed since has another.
+    """
 
     kind: type
     key: Any
     value: Any = field(compare=False)
+    digest: int | None = field(compare=False, default=None)
+
+    def is_still(self, leaf: Any) -> bool:
+        """Whether ``leaf`` is the same object, and has not changed as far as hashes tell."""
+        now = leaf_entry(leaf, True) if leaf is self.value else None
+        return isinstance(now, _Static) and now.digest == self.digest
 
 
 @dataclass(frozen=True)
@@ -69,15 +85,35 @@ class CallSignature:
         treedef: structure of ``(args, kwargs)`` with static arguments taken out.
         entries: for each leaf ``(shape, dtype, weak_type)``, or a static value.
         static_args: (position or name, value) of the static arguments.
-        x64: whether 64-bit types were enabled.
+        context: jax's trace context around the call: every setting on which jax traces another program.
         mesh: the mesh of `jax.set_mesh` around the call, without its devices; None where there is none.
     """
 
     treedef: Any
     entries: tuple[Any, ...]
     static_args: tuple[tuple[int | str, _Static], ...]
-    x64: bool = False
+    context: tuple[Any, ...] = ()
     mesh: Any = None
+
+    @property
+    def static_numbers(self) -> bool:
+        """Whether Python numbers of the arguments are values of the program."""
+        return any(isinstance(e, _Static) and issubclass(e.kind, NUMBERS) for e in self.entries)
+
+    def takes(self, other: CallSignature) -> bool:
+        """Whether a program for this signature may be given the arguments of another call, as jax's compiled objects.
+
+        Settings of jax around that call, and whether its scalars are weakly typed, change nothing in the program.
+        """
+        same = (self.treedef, self.static_args, len(self.entries)) == (
+            other.treedef,
+            other.static_args,
+            len(other.entries),
+        )
+        return same and all(
+            a == b if isinstance(a, _Static) or isinstance(b, _Static) else a[:2] == b[:2]
+            for a, b in zip(self.entries, other.entries, strict=True)
+        )
 
     @property
     def traced(self) -> tuple[int, ...]:
@@ -102,6 +138,14 @@ class CallSignature:
             else:
                 kwargs[where] = static.value
         return tuple(args), kwargs
+
+    def dynamic(self, values: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """``(args, kwargs)`` without static arguments, with ``values`` for the traced leaves: as in `jax.stages`."""
+        given = iter(values)
+        leaves = [e.value if isinstance(e, _Static) else next(given) for e in self.entries]
+        args, kwargs = jax.tree.unflatten(self.treedef, leaves)
+        static = {where for where, _ in self.static_args}
+        return tuple(a for i, a in enumerate(args) if i not in static), dict(kwargs)
 
     def paths(self, fn: Callable[..., Any], arrays: Sequence[Any]) -> tuple[tuple[str, int | str, str], ...]:
         """For each traced leaf: its text path (``state.params['w']``), argument position or name, path inside it.
@@ -151,11 +195,6 @@ def resolve(
     return frozenset(positions), frozenset(argnames) | {names[p] for p in positions if 0 <= p < len(names)}
 
 
-def x64_enabled() -> bool:
-    """Whether 64-bit types are enabled here and now."""
-    return jax_config("jax_enable_x64")
-
-
 def jax_config(name: str) -> bool:
     """A switch of jax's configuration, here and now."""
     return bool(getattr(jax.config, name))
@@ -172,24 +211,40 @@ def leaf_entry(leaf: Any, static_numbers: bool) -> Any:
     if isinstance(leaf, _TYPED):
         return (leaf.shape, leaf.dtype, bool(getattr(leaf, "weak_type", False)))
     if isinstance(leaf, _NUMPY):
-        if leaf.dtype.kind in "OUSMm" or leaf.dtype.type is np.void:  # strings, objects, dates, records
-            return _Static(type(leaf), (leaf.shape, str(leaf.dtype), leaf.tobytes()), leaf)
+        if leaf.dtype.kind in "USMm" or leaf.dtype == jax.dtypes.float0:  # strings, dates, float0
+            return _static(leaf, (leaf.shape, str(leaf.dtype), leaf.tobytes()))
+        if leaf.dtype.char in _REFUSED or leaf.dtype.byteorder == _SWAPPED or isinstance(leaf, np.ma.MaskedArray):
+            jax.typeof(leaf)  # raises jax's own error
         return (leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype), False)
     if isinstance(leaf, NUMBERS) and not static_numbers:
         try:
             aval = jax.typeof(leaf)
         except OverflowError as error:
-            raise TraceError(
+            refusal = TraceError(
                 f"the number {leaf} among the arguments does not fit: {error}",
                 cause="Python integers become int32 arrays, or int64 ones with jax_enable_x64",
                 remedy="name the argument in static_argnums, or turn jax_enable_x64 on",
-            ) from error
+            )
+            raise as_kind(refusal, OverflowError) from error
         return (aval.shape, aval.dtype, bool(aval.weak_type))
     return _static(leaf)
 
 
-def _static(value: Any) -> _Static:
-    return _Static(type(value), value, value)
+def _static(value: Any, key: Any = None) -> _Static:
+    key = value if key is None else key
+    try:
+        return _Static(type(value), key, value, hash(key))
+    except TypeError:
+        return _Static(type(value), key, value)  # `flatten_call` says so
+
+
+def _unhashable(static_args: Sequence[tuple[int | str, _Static]]) -> bool:
+    """Whether a static argument, not a leaf of another, is what cannot be hashed: `jax.jit` has another error then."""
+    try:
+        hash(tuple(static_args))
+    except TypeError:
+        return True
+    return False
 
 
 def flatten_call(
@@ -215,13 +270,14 @@ def flatten_call(
         _Static(_Absent, None, leaf) if type(leaf) is _Absent else leaf_entry(leaf, options.static_numbers)
         for leaf in leaves
     )
-    signature = CallSignature(treedef, entries, tuple(static_args), x64_enabled(), context_mesh())
+    signature = CallSignature(treedef, entries, tuple(static_args), trace_context(), context_mesh())
     try:
         hash(signature)
     except TypeError as error:
-        raise TraceError(
+        refusal = TraceError(
             f"an argument that is not an array cannot be hashed: {error}",
             cause="static arguments and leaves that are not arrays become part of the compiled program",
             remedy="pass an array, or an object with __hash__ and __eq__",
-        ) from error
+        )
+        raise as_kind(refusal, ValueError if _unhashable(static_args) else TypeError) from error
     return signature, [leaf for leaf, e in zip(leaves, entries, strict=True) if not isinstance(e, _Static)]

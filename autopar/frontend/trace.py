@@ -14,19 +14,26 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 from jax.extend.core import Literal as JaxLiteral
 
+from autopar._compat.literals import own_constant
 from autopar._compat.refs import discharged, is_ref, reference_equations, uses_refs
 from autopar._compat.source import source_line
-from autopar.errors import TraceError
+from autopar.errors import AutoparError, TraceError
+from autopar.errors.base import as_kind
 from autopar.frontend.build import BoundGraph, build_graph
 from autopar.frontend.manual import with_copies
+from autopar.frontend.nested import collected
 from autopar.frontend.order import order
 from autopar.frontend.roles import assign_roles
 from autopar.frontend.signature import NUMBERS, CallSignature
 from autopar.ir import Graph
 
+#: Builtin types of errors by which jax says that it cannot trace something.
+PLAIN_ERRORS = (TypeError, IndexError, ValueError)
 # How jax says in a plain TypeError, IndexError or ValueError that a value is not known while tracing.
-_WANTS_VALUES = ("concrete values", "Tracer", "Non-hashable static arguments")
-_UNTRACEABLE = ("not a valid JAX type", "not callable", *_WANTS_VALUES)
+_CONCRETE = ("concrete values", "must be static integers", "Non-hashable static arguments")
+_UNTRACEABLE = ("not a valid JAX type", *_CONCRETE)
+# Python's own errors name the type that a value has while tracing. They may be the user's, and pass as they are.
+_WANTS_VALUES = ("Tracer", *_CONCRETE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,10 +48,10 @@ class Traced:
         out_treedef: structure of the results.
         out_static: value of each result leaf that is no array, by leaf index.
         arguments: for each traced leaf its path, its argument (position or name) and its path inside it.
-        passed: (index among the array results, index among the traced leaves) of weakly typed scalars that come
-            back as they went in: where the caller gave a Python number, he gets it back.
         weak: whether each array result is weakly typed.
+        jaxpr: the function's, as it is written; its inputs are the traced leaves.
         phases: (phase, seconds) that making it took.
+        nested: lines on decorated functions that this one calls, whose options have no effect.
         rewrites: lines on products that are computed in another order than the function says.
         as_written: the function without these; None where there are none.
     """
@@ -55,29 +62,28 @@ class Traced:
     out_treedef: Any
     out_static: tuple[tuple[int, Any], ...]
     arguments: tuple[tuple[str, int | str, str], ...] = ()
-    passed: tuple[tuple[int, int], ...] = ()
     weak: tuple[bool, ...] = ()
+    jaxpr: ClosedJaxpr | None = None
     phases: tuple[tuple[str, float], ...] = ()
+    nested: tuple[str, ...] = ()
     rewrites: tuple[str, ...] = ()
     as_written: Traced | None = None
+
+    @property
+    def written(self) -> ClosedJaxpr:
+        """The function's jaxpr. TraceError where the function was read from a file, which has none."""
+        if self.jaxpr is None:
+            raise TraceError(f"{self.graph.name} was not traced by jax", remedy="read its graph")
+        return self.jaxpr
 
     @property
     def graph(self) -> Graph:
         """The graph, without jax."""
         return self.program.graph
 
-    def results(self, arrays: Sequence[Any], leaves: Sequence[Any] = ()) -> Any:
-        """The function's result.
-
-        Args:
-            arrays: its array leaves.
-            leaves: the traced leaves of the call, for numbers that are passed through.
-        """
+    def results(self, arrays: Sequence[Any]) -> Any:
+        """The function's result with ``arrays`` as its array leaves."""
         out = list(arrays)
-        if leaves:
-            for result, leaf in self.passed:
-                if isinstance(leaves[leaf], NUMBERS):
-                    out[result] = leaves[leaf]
         for index, value in self.out_static:
             out.insert(index, value)
         return jax.tree.unflatten(self.out_treedef, out)
@@ -127,22 +133,22 @@ class _FlatCall:
 
 
 def _jaxpr(fn: Callable[..., Any], call: _FlatCall, signature: CallSignature) -> ClosedJaxpr:
-    """The jaxpr of ``call``; TraceError with the user's line where jax cannot trace it."""
+    """The jaxpr of ``call``; TraceError, of jax's type too, with the user's line where jax cannot trace it."""
     try:
         closed = jax.make_jaxpr(call)(*signature.avals())
     except (jax.errors.JAXTypeError, jax.errors.JAXIndexError, jax.errors.UnexpectedTracerError) as error:
         raise _trace_error(fn, error) from error
-    except (TypeError, IndexError, ValueError) as error:
+    except PLAIN_ERRORS as error:
         if not any(text in str(error) for text in _UNTRACEABLE):
             raise
         raise _trace_error(fn, error) from error
     if any(isinstance(c, jax.core.Tracer) for c in closed.consts):
-        raise TraceError(
+        refusal = TraceError(
             f"{callable_name(fn)} uses a value of another trace",
-            cause="the value was kept in a global or a closure while jax traced another function, or this function is "
-            "itself called under jax.jit or jax.grad",
-            remedy="pass the value as an argument, and call the parallelized function outside of jax transformations",
+            cause="the value was kept in a global or a closure while jax traced another function",
+            remedy="return the value from that function, and pass it as an argument",
         )
+        raise as_kind(refusal, jax.errors.UnexpectedTracerError)
     return with_copies(_without_refs(fn, closed) if uses_refs(closed) else closed)
 
 
@@ -196,8 +202,10 @@ def trace(
         TraceError: jax cannot trace the function; the message has the user's line.
     """
     call = _FlatCall(fn, signature, static_numbers)
-    closed = _jaxpr(fn, call, signature)
-    paths, closed_over = call.argument_paths, tuple(closed.consts)
+    with collected() as nested:
+        closed = _jaxpr(fn, call, signature)
+    paths, closed_over = call.argument_paths, tuple(map(own_constant, closed.consts))
+    written = ClosedJaxpr(closed.jaxpr, list(closed_over))
 
     def built(closed: ClosedJaxpr) -> BoundGraph:
         inputs = [(path, "other") for path, _, _ in paths]
@@ -208,8 +216,7 @@ def trace(
     program = built(closed)
     for rewrite in rewrites:
         closed = rewrite(closed, [i.role == "parameter" for i in program.graph.inputs[: len(paths)]])
-        program, closed_over = built(closed), tuple(closed.consts)
-    graph = program.graph
+        program, closed_over = built(closed), tuple(map(own_constant, closed.consts))
     return Traced(
         program=program,
         signature=signature,
@@ -217,18 +224,9 @@ def trace(
         out_treedef=call.out_treedef,
         out_static=call.out_static,
         arguments=paths,
-        passed=_passed(graph, signature),
+        jaxpr=written,
+        nested=tuple(nested),
         weak=tuple(bool(getattr(a, "weak_type", False)) for a in closed.out_avals),
-    )
-
-
-def _passed(graph: Graph, signature: CallSignature) -> tuple[tuple[int, int], ...]:
-    inputs = {i.name: n for n, i in enumerate(graph.inputs[: len(signature.traced)])}
-    entries = [signature.entries[i] for i in signature.traced]
-    return tuple(
-        (n, inputs[o.operand])
-        for n, o in enumerate(graph.outputs)
-        if isinstance(o.operand, str) and o.operand in inputs and entries[inputs[o.operand]][0] == ()
     )
 
 
@@ -255,16 +253,16 @@ def needs_values(error: BaseException | None) -> bool:
         return False
     if isinstance(error, jax.errors.JAXTypeError | jax.errors.JAXIndexError):
         return True
-    plain = isinstance(error, TypeError | IndexError | ValueError)
-    return plain and any(text in str(error) for text in _WANTS_VALUES)
+    return isinstance(error, PLAIN_ERRORS) and any(text in str(error) for text in _WANTS_VALUES)
 
 
-def _trace_error(fn: Callable[..., Any], error: Exception) -> TraceError:
+def _trace_error(fn: Callable[..., Any], error: Exception) -> AutoparError:
     name = callable_name(fn)
     first = str(error).strip().split("\n")[0]
-    return TraceError(
+    refusal = TraceError(
         f"{name} cannot be traced: {type(error).__name__}: {first}",
         cause="Python code that needs the value of an array (if, while, int(), numpy) while jax traces the function",
         remedy="use jax.lax.cond, jax.lax.while_loop or jnp.where, or name the argument in static_argnums",
         source=user_frame(error) or None,
     )
+    return as_kind(refusal, type(error))

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
-from autopar._compat.primitives import weakly_typed
+from autopar._compat.primitives import typed
 from autopar._compat.trees import partition_spec
 from autopar.cluster import Cluster
 from autopar.cost import CostModel
@@ -186,15 +186,14 @@ def lower_on(traced: Traced, plan: Plan, mesh: Mesh | AbstractMesh, platform: st
 
     def whole(*arrays: Any) -> tuple[Any, ...]:
         results = body(*arrays)
-        return tuple(weakly_typed(r) if weak else r for r, weak in zip(results, traced.weak, strict=True))
+        return tuple(typed(r, weak) for r, weak in zip(results, traced.weak, strict=True))
 
     on_device.__name__ = whole.__name__ = graph.name
     in_shardings = tuple(sharding_of(r, mesh, host=n in hosted.inputs) for n, r in enumerate(plan.content.inputs))
     out_shardings = tuple(sharding_of(r, mesh, host=n in hosted.outputs) for n, r in enumerate(plan.content.outputs))
     wanted = set(plan.content.donated)
     donated = tuple(i for i, r in enumerate(plan.content.inputs) if r.path in wanted)
-    program = whole if any(traced.weak) else body
-    function = jax.jit(program, in_shardings=in_shardings, out_shardings=out_shardings, donate_argnums=donated)
+    function = jax.jit(whole, in_shardings=in_shardings, out_shardings=out_shardings, donate_argnums=donated)
     options = dict(_joining(plan, platform))
     # XLA's CPU compiler schedules for concurrency, breadth first, unless told that memory is what is short.
     stage = plan.stages[0]

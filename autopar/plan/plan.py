@@ -253,6 +253,10 @@ class Plan:
         operators = sum(len(s.operators) for s in self.stages)
         return self.with_alternatives() if operators <= MOST_OPERATORS else self
 
+    def __reduce__(self) -> Any:
+        """Pickled as what its file holds: a plan that comes back is equal, and knows no search."""
+        return Plan.from_json, (self.to_json(),)
+
     def to_json(self) -> str:
         """The plan as JSON with a format version; the same plan gives the same text."""
         return encode(self.content, self.details.saved, proven=not self.unproven)

@@ -12,11 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax
-
+from autopar._compat.context import entered, trace_context
 from autopar.errors import ScheduleError
 from autopar.frontend import Traced
-from autopar.frontend.signature import x64_enabled
 from autopar.lower.pipeline.ampnet import AmpPipeline
 from autopar.lower.split_layers import SplitStep
 from autopar.runtime.amp_stage import AmpStage, choice, deliver, may_begin
@@ -139,7 +137,7 @@ class _Threads:
         self.flow, self.stages = flow, stages
         self.changed = threading.Condition()
         self.errors: list[BaseException] = []
-        self.wide = x64_enabled()
+        self.context = trace_context()
 
     def run(self) -> None:
         """Until every key is through; raises the first error of a thread."""
@@ -153,7 +151,7 @@ class _Threads:
 
     def _work(self, stage: AmpStage) -> None:
         try:
-            with jax.enable_x64(self.wide):  # a thread begins with jax's defaults
+            with entered(self.context):  # a thread begins with jax's defaults
                 while stage.done < self.flow.microbatches:
                     if not self._pass(stage):
                         return

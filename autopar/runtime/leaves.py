@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from autopar.errors import AutoparError
+from autopar.errors.base import as_kind
 from autopar.frontend.signature import leaf_entry
 
 _aval, _sharding, _is_deleted = attrgetter("aval"), attrgetter("sharding"), methodcaller("is_deleted")
@@ -105,11 +106,12 @@ def check_data(leaf: Any, name: str) -> None:
             remedy="pass arrays; .plan() and .compile() take shapes",
         )
     if isinstance(leaf, jax.Array) and leaf.is_deleted():
-        raise AutoparError(
+        error = AutoparError(
             f"{name} was donated to an earlier call; its buffer is gone",
             cause="donate_argnums lets a step reuse the memory of its argument",
             remedy="use the state that the step returned, or leave donate_argnums empty",
         )
+        raise as_kind(error, RuntimeError)
 
 
 def check_donated(leaves: Sequence[Any], names: Sequence[str], donated: Iterable[int]) -> None:

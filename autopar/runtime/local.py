@@ -11,15 +11,14 @@ from functools import cached_property, partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
+from autopar._compat.results import leave_uncommitted
 from autopar.frontend import Traced
 from autopar.frontend.signature import leaf_entry
 from autopar.ir.analysis import unread_inputs
 from autopar.lower.program import LoweredProgram
 from autopar.runtime.executable import runnable
-from autopar.runtime.hosts.arrays import is_global, put, spread
+from autopar.runtime.hosts.arrays import copied, is_global, own, put, spread
 from autopar.runtime.launches import LAUNCHES
 from autopar.runtime.leaves import PlacedLeaves, check_data, check_donated, give_up
 from autopar.schedule import Work
@@ -41,6 +40,7 @@ class LocalProgram:
         unread: indices of inputs that nothing reads; they stay where they lie.
         moved: by input the array that was last moved, and what it became: a batch that is given again is not moved
             again. Both go when the caller lets go of the first.
+        uncommitted: whether the executable returns arrays that are bound to no device, as on one device `jax.jit` does.
     """
 
     program: LoweredProgram
@@ -52,6 +52,7 @@ class LocalProgram:
     placed_leaves: PlacedLeaves
     unread: frozenset[int] = frozenset()
     moved: dict[int, tuple[weakref.ref[Any], Any]] = field(default_factory=dict)
+    uncommitted: bool = False
 
     @cached_property
     def smallest(self) -> int | None:
@@ -134,7 +135,15 @@ class LocalProgram:
                 give_up(leaves, self.donated)
             if self.smallest is not None:
                 LAUNCHES.launched([result[self.smallest]])
+        if self.uncommitted and self._any_committed(leaves):
+            return [jax.device_put(r, r.sharding) for r in result]
         return result
+
+    def _any_committed(self, leaves: Sequence[Any]) -> bool:
+        """Whether an argument that is read is bound to a device, so that the results are."""
+        return any(
+            isinstance(leaf, jax.Array) and leaf.committed and i not in self.unread for i, leaf in enumerate(leaves)
+        )
 
     def _separate(self, placed: list[Any]) -> None:
         """Copies donated arrays that are given twice: a buffer can be given up once."""
@@ -161,10 +170,8 @@ class LocalProgram:
             if wanted.is_fully_addressable or is_global(leaf):
                 return self._moved(index, leaf)
         if not wanted.is_fully_addressable:
-            return spread(leaf, self.entries[index][1], wanted, copy=index in self.donated)
-        # A donated buffer is written to: it must not be the caller's numpy array.
-        array = np.array(leaf, self.entries[index][1], copy=True if index in self.donated else None)
-        return jax.device_put(array, wanted)
+            return spread(leaf, self.entries[index][1], wanted)
+        return jax.device_put(own(leaf, self.entries[index][1]), wanted)
 
     def _moved(self, index: int, leaf: Any) -> Any:
         """An array of another place where the program wants it."""
@@ -185,14 +192,6 @@ def _forget(moved: dict[int, tuple[weakref.ref[Any], Any]], index: int, source: 
         del moved[index]
 
 
-def copied(array: Any) -> Any:
-    """A copy of an array that lies as it does, in buffers of its own; typed keys are taken too."""
-    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
-        data = jax.random.key_data(array)
-        return jax.random.wrap_key_data(jax.device_put(jnp.copy(data), data.sharding), impl=jax.random.key_impl(array))
-    return jax.device_put(jnp.copy(array), array.sharding)
-
-
 def load_local(traced: Traced, program: LoweredProgram, donated: Sequence[int] = ()) -> LocalProgram:
     """Compiles a program for this process's devices and places what it closes over.
 
@@ -208,15 +207,19 @@ def load_local(traced: Traced, program: LoweredProgram, donated: Sequence[int] =
         shapes = program.shapes(traced)
         compiled = program.function.lower(*shapes).compile(dict(program.compiler_options))
     count = len(signature.traced)
-    constants = tuple(put(c, s) for c, s in zip(traced.closed_over, program.input_shardings[count:], strict=True))
+    constants = tuple(
+        put(copied(c), s) for c, s in zip(traced.closed_over, program.input_shardings[count:], strict=True)
+    )
     entries = tuple(signature.entries[i] for i in signature.traced)
+    runs = runnable(program.function, compiled, [s.dtype for s in shapes])
     return LocalProgram(
         program,
-        runnable(program.function, compiled, [s.dtype for s in shapes]),
+        runs,
         entries,
         tuple(i.name for i in graph.inputs),
         tuple(sorted({*donated, *(i for i in program.donated if i < count)})),
         constants,
         PlacedLeaves(count),
         unread_inputs(graph) - set(donated),
+        uncommitted=program.mesh.size == 1 and runs is compiled and leave_uncommitted(compiled),
     )

@@ -22,9 +22,9 @@ from autopar.lower.pipeline.donation import given_up
 from autopar.lower.program import stage_devices
 from autopar.lower.split_layers import SplitStep
 from autopar.plan import PlanContent
+from autopar.runtime.hosts.arrays import copied, own
 from autopar.runtime.launches import LAUNCHES
 from autopar.runtime.leaves import check_data, check_donated, fits, give_up
-from autopar.runtime.local import copied
 from autopar.runtime.pipeline import Loaded, LocalPipeline
 from autopar.runtime.stacked import StackedLeaf
 from autopar.schedule import Buffer, Task, ValueRef, ValueSpec, Work
@@ -98,7 +98,7 @@ class PipelineProgram:
             # What is given up is written over. The piece on the device that had it all may be the caller's own buffer,
             # and that of another argument; `may_alias` does not keep them apart.
             return copied(moved) if index in self.donated else moved
-        return jax.device_put(np.array(leaf, self.entries[index][1]), self.program.input_shardings[index])
+        return jax.device_put(own(leaf, self.entries[index][1]), self.program.input_shardings[index])
 
     def shard_all(self, leaves: Sequence[Any]) -> list[Any]:
         """The traced leaves of a call where the program wants them: as `place_all` places them."""
@@ -303,7 +303,7 @@ def load_pipeline(
     shardings = _shardings(lowered.plan.content, meshes, leaves, results)
     count = len(traced.signature.traced)
     constants = tuple(
-        jax.device_put(c, s) for c, s in zip(traced.closed_over, shardings.input_shardings[count:], strict=True)
+        jax.device_put(copied(c), s) for c, s in zip(traced.closed_over, shardings.input_shardings[count:], strict=True)
     )
     return PipelineProgram(
         lowered,

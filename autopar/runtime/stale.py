@@ -14,6 +14,7 @@ from jax.sharding import NamedSharding
 from autopar.frontend import Traced
 from autopar.lower.pipeline.stale import StalePipeline
 from autopar.lower.split_layers import SplitStep
+from autopar.runtime.hosts.arrays import copied
 from autopar.runtime.launches import LAUNCHES
 from autopar.runtime.local_pipeline import load_pipeline
 from autopar.runtime.pipeline import LocalPipeline, Store
@@ -87,7 +88,7 @@ class StaleProgram(UnflushedProgram, CarriedCalls):
 
     def drain(self, leaves: Sequence[Any], carry: Mapping[str, Any], calls: int) -> dict[int, Any]:
         """See `CarriedCalls.drain`."""
-        placed = [jax.device_put(x, s) for x, s in zip(leaves, self.program.input_shardings, strict=False)]
+        placed = [jax.device_put(copied(x), s) for x, s in zip(leaves, self.program.input_shardings, strict=False)]
         pipeline = self.pipeline
         flat: dict[str, Any] = {}
         names = [i.name for i in pipeline.split_step.step.graph.inputs]

@@ -143,6 +143,8 @@ class Problem:
         reporting: who is told what meanwhile.
         anytime: takes whole plans, and says between two pieces of work whether to go on; None goes on to the end.
         memo: what all problems of the search compute once.
+        settings: those of jax under which the graph was traced, as text; None where they have none that is the same in
+            every process.
     """
 
     graph: Graph
@@ -155,6 +157,7 @@ class Problem:
     reporting: Reporting = Reporting()
     anytime: Anytime | None = None
     memo: Memo = field(default_factory=Memo, compare=False, repr=False)
+    settings: str | None = ""
 
     @property
     def memory_limit_bytes(self) -> int:

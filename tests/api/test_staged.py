@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+import numpy as np
 import pytest
 
 import autopar
@@ -33,3 +34,75 @@ def test_trace_lower_compile(options):
     costs = compiled.cost_analysis()
     costs = costs if not options else {k: v for c in costs.values() for k, v in c.items()}
     assert costs["flops"] > 0
+
+
+def product(x, y, scale=2.0, *, mode="plain", flag=True):
+    return {"z": x @ y * scale, "n": 3.0}, np.ones(2)
+
+
+STAGED = {
+    "plain": (product, {}, lambda x: ((x, x), {})),
+    "by keyword": (product, {"donate_argnums": 0}, lambda x: ((x,), {"y": x, "scale": 3})),
+    "static": (
+        product,
+        {"static_argnames": ("mode", "flag"), "donate_argnames": "y"},
+        lambda x: ((x,), {"y": x, "mode": "other", "flag": False}),
+    ),
+    "static by position": (product, {"static_argnums": 2}, lambda x: ((x, x, 2.5), {})),
+    "trees": (lambda s, b: ({"w": s["w"] + b[0], "i": s["i"]}, b), {}, lambda x: (({"w": x, "i": 1}, [x, x]), {})),
+}
+
+
+@pytest.mark.parametrize("name", STAGED)
+def test_what_the_steps_to_a_program_tell_is_what_jits_tell(name):
+    fn, options, arguments = STAGED[name]
+    args, kwargs = arguments(np.ones((8, 8), np.float32))
+    ours, jits = autopar.parallelize(fn, cluster=CLUSTER, **options), jax.jit(fn, **options)
+    traced, want = ours.trace(*args, **kwargs), jits.trace(*args, **kwargs)
+    assert str(traced.jaxpr.in_avals) == str(want.jaxpr.in_avals)
+    assert str(traced.jaxpr.out_avals) == str(want.jaxpr.out_avals)
+    assert [str(e.primitive) for e in traced.jaxpr.eqns] == [str(e.primitive) for e in want.jaxpr.eqns]
+    assert str(traced.out_avals) == str(want.out_avals)
+    pairs = [(traced, want), (traced.lower(), want.lower()), (traced.lower().compile(), want.lower().compile())]
+    for one, other in pairs:
+        for attribute in ("in_tree", "out_tree", "in_avals", "donate_argnums"):
+            assert getattr(one, attribute) == getattr(other, attribute), attribute
+        assert str(one.args_info) == str(other.args_info)
+        got, info = jax.tree.leaves(one.out_info), jax.tree.leaves(other.out_info)
+        assert [(s.shape, s.dtype) for s in got] == [(s.shape, s.dtype) for s in info]
+    shapes, wanted = ours.eval_shape(*args, **kwargs), jits.eval_shape(*args, **kwargs)
+    assert shapes == wanted
+    assert jax.eval_shape(lambda x: ours.eval_shape(*args, **kwargs) and x, args[0]) is not None
+
+
+def test_programs_as_objects_of_the_compiler():
+    lowered = autopar.parallelize(sgd, cluster=CLUSTER).lower(params(), batch())
+    assert "stablehlo" in str(lowered.compiler_ir())
+    assert "HloModule" in lowered.compiler_ir("hlo").as_hlo_text()
+    assert "HloModule" in lowered.as_text("hlo")
+    assert "loc(" in lowered.as_text(debug_info=True)
+    assert lowered.cost_analysis()["flops"] > 0
+    compiled = lowered.compile()
+    assert compiled.runtime_executable() is not None
+    assert len(jax.tree.leaves(compiled.input_formats)) == len(jax.tree.leaves(compiled.in_avals))
+    staged = autopar.parallelize(sgd, cluster=CLUSTER, num_stages=2, num_microbatches=2).lower(params(), batch())
+    assert len(staged.compiler_ir()) == staged.as_text().count("// ") > 1
+    assert set(staged.cost_analysis()) == set(staged.compiler_ir())
+
+
+def test_the_jaxpr_is_the_function_as_it_is_written():
+    step = autopar.parallelize(sgd, cluster=CLUSTER, precision="bf16", num_microbatches=2)
+    assert "bf16" not in str(step.trace(params(), batch()).jaxpr)
+
+
+def test_a_cleared_cache_traces_again():
+    calls = []
+    step = autopar.parallelize(lambda x: calls.append(0) or x * 2, cluster=CLUSTER)
+    x = np.ones(8, np.float32)
+    compiled = step.compile(x)
+    assert step(x).sum() == step(x).sum() == 16
+    assert len(calls) == 1
+    step.clear_cache()
+    assert step.plans() == []
+    assert compiled(x).sum() == step(x).sum() == 16
+    assert len(calls) == 2

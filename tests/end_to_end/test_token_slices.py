@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -86,3 +87,40 @@ def test_layers_in_a_loop_are_refused_with_the_line():
     step, args = gpt.build(abstract=True, **{**SMALL, "scan": True, "remat": True})
     with pytest.raises(SliceError, match=r"at: \S+\.py:[0-9]+"):
         sliced(step, token_slices=2).plan(*args)
+
+
+def in_a_table(form, x, table, tokens):
+    """Embeddings with those of positions: GPT-2's, of which the model has more than a sequence."""
+    match form:
+        case "added":
+            return x + table[:tokens][None]
+        case "of one sequence":
+            return x * table
+        case "looked up":
+            return x + jnp.take(table, jnp.arange(tokens), axis=0)
+        case _:
+            return x + jax.lax.dynamic_slice_in_dim(table, 0, tokens, 0)
+
+
+@pytest.mark.parametrize("form", ["added", "of one sequence", "looked up", "cut"])
+def test_embeddings_of_positions(form):
+    tokens, hidden, vocab = 6, 8, 16
+    draw = np.random.default_rng(0).normal
+    shapes = {"e": (vocab, hidden), "pos": (tokens if form == "of one sequence" else 12, hidden), "o": (hidden, vocab)}
+    params = {n: draw(size=s) for n, s in shapes.items()} | {"w": [draw(size=(hidden, hidden)) for _ in range(4)]}
+
+    def loss(p, batch):
+        x = in_a_table(form, p["e"][batch["t"]], p["pos"], tokens)
+        for w in p["w"]:
+            h = jnp.tanh(x @ w)
+            scores = jnp.where(jnp.tril(jnp.ones((tokens, tokens), bool)), jnp.einsum("bqh,bkh->bqk", h, h), -1e30)
+            x = x + jnp.einsum("bqk,bkh->bqh", jax.nn.softmax(scores, -1), h)
+        return -jnp.take_along_axis(jax.nn.log_softmax(x @ p["o"]), batch["y"][..., None], -1).mean()
+
+    def step(p, batch):
+        value, g = jax.value_and_grad(loss)(p, batch)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, p, g), value
+
+    text = np.random.default_rng(1).integers(0, vocab, (16, tokens + 1))
+    batch = {"t": text[:, :-1], "y": text[:, 1:]}
+    assert_same(sliced(step, token_slices=(4, 2)), step, (params, batch))

@@ -36,6 +36,7 @@ from autopar.microbatch.tokens import (
     owed_to,
     rows_of,
     slice_graph,
+    spread_of,
 )
 from autopar.schedule import ValueRef, Work
 from autopar.stages.values import StageValue
@@ -143,12 +144,21 @@ class SlicedStage:
                 )
         for x in self.loop.leaving:
             state = self._state(x)
-            if state is None or (x.reduce is not None and not state.is_whole and state.terms != x.reduce):
+            known = state is not None and (x.reduce is None or state.is_whole or state.terms == x.reduce)
+            if not known and not self._is_spread(x):
                 raise SliceError(
                     f"{x.name} is known only after all slices of a microbatch",
-                    cause="a result for each position, or one that is no sum over positions",
-                    remedy="num_microbatches=2 or more, results that are sums over tokens, or token_slices=None",
+                    cause="a result that is no sum over positions, as a maximum over the tokens",
+                    remedy="leave that result out of the step, or token_slices=None",
                 )
+
+    def _is_spread(self, x: Leaving) -> bool:
+        """Whether what leaves is summed over microbatches and each slice has its own positions of it.
+
+        Gradients of embeddings of positions are so: a slice adds its rows, with zeros for all other positions.
+        """
+        state = self._state(x)
+        return x.reduce == "sum" and state is not None and state.rows is not None and state.keys is None
 
     def _state(self, x: Leaving) -> TokenState | None:
         return TokenState() if isinstance(x.operand, Literal) else self.slicing.states.get(x.operand)
@@ -193,12 +203,15 @@ class SlicedStage:
         held, leaving = self._held(n), self._leaving(kind, k)
         wanted = list(dict.fromkeys([*held, *(x.operand for x in leaving if isinstance(x.operand, str))]))
         inside = [id for id in ids if id in self.slicing.operators]
-        part = slice_graph(self.body, self.slicing, self.slices, k, inside, wanted)
+        spread = [x.operand for x in leaving if isinstance(x.operand, str) and self._is_spread(x)]
+        part = slice_graph(self.body, self.slicing, self.slices, k, inside, wanted, spread=spread)
         types = {o.path: o.type for o in part.graph.outputs}
         writes: list[tuple[Operand, Port]] = []
         sums: list[tuple[Operand, Port, str]] = []
         for x in leaving:
             operand = x.operand if isinstance(x.operand, Literal) else self._named(x.operand, k)
+            if isinstance(x.operand, str) and self._is_spread(x):
+                operand = spread_of(x.operand, k)
             type = operand.type if isinstance(operand, Literal) else types[operand]
             whole = isinstance(x.operand, Literal) or self.slicing.states[x.operand].is_whole
             if x.reduce is None:

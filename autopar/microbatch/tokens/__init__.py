@@ -5,7 +5,15 @@ Rules for splitting over devices say it, as they do for microbatches: see `analy
 
 from autopar.microbatch.tokens.analyze import TokenStart, analyze_from, analyze_tokens, facts_of, token_count
 from autopar.microbatch.tokens.facts import fact_of_literal
-from autopar.microbatch.tokens.slice_graph import SliceGraph, TokenSlices, check_lengths, owed_to, rows_of, slice_graph
+from autopar.microbatch.tokens.slice_graph import (
+    SliceGraph,
+    TokenSlices,
+    check_lengths,
+    owed_to,
+    rows_of,
+    slice_graph,
+    spread_of,
+)
 from autopar.microbatch.tokens.states import OperatorSlice, TokenSlicing, TokenState
 
 __all__ = [
@@ -23,5 +31,6 @@ __all__ = [
     "owed_to",
     "rows_of",
     "slice_graph",
+    "spread_of",
     "token_count",
 ]

@@ -22,7 +22,7 @@ from autopar.ir.analysis import closure, meeting_operator, names_read
 from autopar.ir.phases import RECOMPUTED, phase_of
 from autopar.ir.primitives import ALIASES, CUMULATIVE
 from autopar.microbatch.tokens.facts import Fact, fact_of
-from autopar.microbatch.tokens.operators import Given, operator_slice
+from autopar.microbatch.tokens.operators import Given, operator_slice, spread_slice
 from autopar.microbatch.tokens.states import WHOLE, OperatorSlice, TokenSlicing, TokenState
 
 _MODEL_ROLES = ("parameter", "optimizer")
@@ -128,6 +128,7 @@ def _walk(graph: Graph, start: TokenStart, transposed: set[str]) -> _Found:
     tokens = start.tokens
     f = _Found(dict(start.states), dict(start.facts))
     of_data = set(start.data)
+    ends = _ends(graph)
     for op in graph.operators:
         results = [v.name for v in op.results]
         data = all(n in of_data for n in op.reads)
@@ -141,6 +142,8 @@ def _walk(graph: Graph, start: TokenStart, transposed: set[str]) -> _Found:
             continue
         backward = phase_of(op) == "backward" or not f.descending.isdisjoint(op.reads)
         slice_ = _sliced(graph, op, backward, tokens, f, transposed)
+        if slice_ is None and backward and ends.issuperset(results):
+            slice_ = spread_slice(op, Given.of(graph, op, f.states, f.facts, backward, tokens))
         if slice_ is not None and not _in_order(op, slice_, f):
             slice_ = None
         if slice_ is None and data:
@@ -153,6 +156,12 @@ def _walk(graph: Graph, start: TokenStart, transposed: set[str]) -> _Found:
             if backward:
                 f.descending.update(results)
     return f
+
+
+def _ends(graph: Graph) -> frozenset[str]:
+    """Results that only updates and the caller read: gradients at their end."""
+    read = names_read(op for op in graph.operators if phase_of(op.scope) != "update")
+    return frozenset(v.name for op in graph.operators for v in op.results if v.name not in read)
 
 
 def _whole(graph: Graph, op: Operator, tokens: int, f: _Found) -> None:

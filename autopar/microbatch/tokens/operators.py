@@ -95,6 +95,20 @@ def operator_slice(op: Operator, given: Given, transposed: set[str]) -> Operator
     return _results(op, rule, given, (rows, keys, fill, "" if fill != "any" else product), operands)
 
 
+def spread_slice(op: Operator, given: Given) -> OperatorSlice | None:
+    """How an operator that is linear in its rows runs on a slice's own, with zeros for all other positions.
+
+    Its results are terms of sums over the slices: gradients of the first rows of a table of positions. None where it
+    is not linear in them.
+    """
+    rows = [s is not None and s.rows is not None and s.keys is None and not s.terms for s in given.states]
+    states = tuple(TokenState(terms="sum") if r else s for r, s in zip(rows, given.states, strict=True))
+    if op.effects or op.regions or not any(rows):
+        return None
+    as_terms = _of_terms(op, replace(given, states=states))
+    return None if as_terms is None else replace(as_terms, operands=given.states, spread=True)
+
+
 def _of_terms(op: Operator, given: Given) -> OperatorSlice | None:
     """Terms of sums through an operator that is linear in them."""
     rule, _ = rule_for(op, given.types)

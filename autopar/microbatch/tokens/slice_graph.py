@@ -71,6 +71,11 @@ def rows_of(name: str, k: int) -> str:
     return f"{name}[{k}]"
 
 
+def spread_of(name: str, k: int) -> str:
+    """The name of what slice k has of a value, with zeros for all other positions: a term of the whole value."""
+    return f"{name}[spread by {k}]"
+
+
 def owed_to(name: str, k: int) -> str:
     """The name of what slices from k on owe to all earlier ones of a value."""
     return f"{name}[owed by {k}]"
@@ -102,6 +107,7 @@ def slice_graph(
     ids: Iterable[str],
     wanted: Sequence[str],
     given: Iterable[str] = (),
+    spread: Iterable[str] = (),
 ) -> SliceGraph:
     """What slice k computes.
 
@@ -114,12 +120,13 @@ def slice_graph(
         wanted: values of the loop that are asked for; where the slice owes terms of one to earlier slices these come
             too, behind the wanted.
         given: values that all slices share and that are taken; others are made.
+        spread: those wanted values with rows that come with zeros for all other positions, as `spread_of` names them.
     """
     builder = _Builder(graph, slicing, slices, k, frozenset(given))
     allowed = frozenset(ids)
     for op in closure(graph.operators, wanted, within=lambda op: op.id in allowed):
         builder.add(op, slicing.operators[op.id])
-    return builder.built(wanted)
+    return builder.built(wanted, frozenset(spread))
 
 
 class _Builder:
@@ -136,8 +143,9 @@ class _Builder:
         self.owes: list[str] = []
         self.roles = {i.name: i.role for i in graph.inputs}
 
-    def built(self, wanted: Sequence[str]) -> SliceGraph:
+    def built(self, wanted: Sequence[str], spread: frozenset[str]) -> SliceGraph:
         names = [str(self.taken(n, self.slicing.states[n])) for n in wanted]
+        names += [self._spread(n) for n in wanted if n in spread]
         names += [owed_to(n, self.k) for n in self.owes]
         outputs = tuple(Output(n, n, self.types[n]) for n in names)
         name = f"{self.whole.name}/slice {self.k}"
@@ -207,24 +215,38 @@ class _Builder:
         type = self.slices.size(self.whole.types[name], TokenState(keys=there.rows), self.k)
         return self._further("concatenate", f"{name}[to {self.k}]", parts, type, name, (("dimension", there.rows),))
 
+    def _spread(self, name: str) -> str:
+        """The slice's rows between zeros for all earlier and later positions."""
+        before, behind = self.slices.start(self.k), self.slicing.tokens - self.slices.end(self.k)
+        return self._between(name, spread_of(name, self.k), before, behind, self.whole.types[name])
+
     def _padded(self, name: str, there: TokenState) -> str:
         """The slice's rows behind zeros for all earlier ones."""
         rows = self._rows(name, self.k)
         if self.k == 0:
             return rows
-        whole = self.whole.types[name]
-        type = self.slices.size(whole, TokenState(keys=there.rows), self.k)
+        type = self.slices.size(self.whole.types[name], TokenState(keys=there.rows), self.k)
         before = self.slices.start(self.k)
-        config = tuple((before if d == there.rows else 0, 0, 0) for d in range(whole.rank))
-        zero = Literal("0.0" if whole.dtype[0] in "fb" else "0", TensorType((), whole.dtype))
-        return self._further("pad", f"{name}[behind {before}]", (rows, zero), type, name, (("padding_config", config),))
+        return self._between(name, f"{name}[behind {before}]", before, 0, type)
+
+    def _between(self, name: str, result: str, before: int, behind: int, type: TensorType) -> str:
+        """The slice's rows of a value between zeros for so many positions."""
+        dim = self.slicing.states[name].rows
+        config = tuple((before, behind, 0) if d == dim else (0, 0, 0) for d in range(type.rank))
+        zero = Literal("0.0" if type.dtype[0] in "fb" else "0", TensorType((), type.dtype))
+        attrs = (("padding_config", config),)
+        return self._further("pad", result, (self._rows(name, self.k), zero), type, name, attrs)
 
     # -- operators -------------------------------------------------------------------------------
 
     def add(self, op: Operator, how: OperatorSlice) -> None:
         """The slice of an operator."""
         operands = tuple(
-            self._padded(o, self.slicing.states[o]) if how.padded and isinstance(o, str) else self.taken(o, state)
+            self._padded(o, self.slicing.states[o])
+            if how.padded and isinstance(o, str)
+            else self._spread(o)
+            if how.spread and isinstance(o, str) and self.slicing.states[o].rows is not None
+            else self.taken(o, state)
             for o, state in zip(op.operands, how.operands, strict=True)
         )
         types = [o.type if isinstance(o, Literal) else self.types[o] for o in operands]

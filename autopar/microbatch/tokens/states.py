@@ -58,6 +58,7 @@ class OperatorSlice:
         owed: whether the result is a term for all positions up to the slice's last one: what later slices owe is added.
         tail: whether of the result, made for all positions up to the last one, the slice's own are kept.
         padded: whether operands are the slice's own with zeros for all earlier positions.
+        spread: whether operands are the slice's own with zeros for all other positions, so that results are terms.
     """
 
     operands: tuple[TokenState | None, ...]
@@ -65,6 +66,7 @@ class OperatorSlice:
     owed: bool = False
     tail: bool = False
     padded: bool = False
+    spread: bool = False
 
 
 @dataclass(frozen=True)

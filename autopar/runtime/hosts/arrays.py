@@ -17,7 +17,22 @@ def is_global(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
 
 
-def spread(leaf: Any, dtype: Any, wanted: NamedSharding, copy: bool) -> Any:
+def own(leaf: Any, dtype: Any) -> np.ndarray[Any, Any]:
+    """A numpy array, or a number, in a buffer of its own: devices may read it after the caller has filled his again."""
+    return np.array(leaf, dtype)
+
+
+def copied(array: Any) -> Any:
+    """A copy of an array that lies as it does, in buffers of its own; typed keys and numpy arrays are taken too."""
+    if not isinstance(array, jax.Array):
+        return np.array(array)
+    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        data = jax.random.key_data(array)
+        return jax.random.wrap_key_data(jax.device_put(jnp.copy(data), data.sharding), impl=jax.random.key_impl(array))
+    return jax.device_put(jnp.copy(array), array.sharding)
+
+
+def spread(leaf: Any, dtype: Any, wanted: NamedSharding, *, copy: bool = True) -> Any:
     """An array that every process has whole, of which each places what lies on its own devices.
 
     Args:
@@ -30,9 +45,9 @@ def spread(leaf: Any, dtype: Any, wanted: NamedSharding, copy: bool) -> Any:
         data = np.asarray(jax.random.key_data(leaf))
         more = (None,) * (data.ndim - leaf.ndim)
         spec = (*wanted.spec, *(None,) * (leaf.ndim - len(wanted.spec)), *more)
-        placed = spread(data, data.dtype, NamedSharding(wanted.mesh, PartitionSpec(*spec)), copy)
+        placed = spread(data, data.dtype, NamedSharding(wanted.mesh, PartitionSpec(*spec)), copy=copy)
         return jax.random.wrap_key_data(placed, impl=jax.random.key_impl(leaf))
-    whole = np.array(leaf, dtype, copy=True if copy else None)
+    whole = own(leaf, dtype) if copy else np.asarray(leaf, dtype)
     return jax.make_array_from_callback(whole.shape, wanted, lambda index: whole[index], dtype=whole.dtype)
 
 

@@ -95,7 +95,7 @@ def load_world(
         tuple(traced.signature.entries[i] for i in traced.signature.traced),
         tuple(i.name for i in traced.graph.inputs),
         tuple(sorted(donated)),
-        tuple(spread(c, c.dtype, s, copy=True) for c, s in zip(traced.closed_over, inputs[count:], strict=True)),
+        tuple(spread(c, c.dtype, s) for c, s in zip(traced.closed_over, inputs[count:], strict=True)),
         results,
     )
 

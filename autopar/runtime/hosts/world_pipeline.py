@@ -17,7 +17,7 @@ from autopar.errors import AutoparError
 from autopar.lower.pipeline.build import LoweredPipeline
 from autopar.lower.pipeline.one_program import OneProgram, unpacked
 from autopar.lower.pipeline.rounds import BufferCopy, Key, ShardedType, whole_key
-from autopar.runtime.hosts.arrays import is_global, spread, whole
+from autopar.runtime.hosts.arrays import is_global, own, spread, whole
 from autopar.runtime.launches import LAUNCHES
 from autopar.runtime.leaves import check_data, fits, give_up
 from autopar.schedule import Buffer, Work
@@ -144,7 +144,7 @@ class WorldPipeline:
         if batch:
             # Every process cuts microbatches of its own stages; to the one that has a whole stage its array is its own.
             lies = isinstance(leaf, jax.Array) and (is_global(leaf) or leaf.sharding == wanted)
-            return np.asarray(whole(leaf) if lies else leaf, self.entries[index][1])
+            return own(whole(leaf) if lies else leaf, self.entries[index][1])
         if is_global(leaf):
             if leaf.sharding.is_equivalent_to(wanted, leaf.ndim):
                 return leaf

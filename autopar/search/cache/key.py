@@ -28,11 +28,12 @@ def key_of(problem: Problem, planner: Any, environment_hash: str | None) -> str 
 
     Two problems have one key only if their plans are equal to the byte: it is a hash of the whole graph (names, roles,
     scopes and updates too; lines of the source only where the plan tells them), the cluster, the cost model, every
-    option and threshold, and the environment_hash. Not kept are plans
+    option and threshold, jax's settings, and the environment_hash. Not kept are plans
 
     - of searches that are watched by `Reporting.progress`, which would have nothing to say,
     - where a user registered a sharding rule or a schedule, or gave a strategy, schedule, cost model or source that is
-      not autopar's own: what these do is not known.
+      not autopar's own: what these do is not known,
+    - of graphs that were traced under settings without a text that is the same in every process.
 
     Args:
         problem: what is planned.
@@ -44,6 +45,7 @@ def key_of(problem: Problem, planner: Any, environment_hash: str | None) -> str 
     """
     if (
         environment_hash is None
+        or problem.settings is None
         or problem.reporting.progress is not None
         or registered_rules()
         or registered_schedules()
@@ -56,6 +58,7 @@ def key_of(problem: Problem, planner: Any, environment_hash: str | None) -> str 
             "cost_model": _cost_model_data(problem.cost_model),
             "options": _options_data(problem.options),
             "subproblem": plain_data(problem.subproblem),
+            "settings": problem.settings,
             "policy": plain_data(_deciding(problem.policy)),
             "source": None if problem.source is None else _class_name(problem.source),
             "environment": environment_hash,

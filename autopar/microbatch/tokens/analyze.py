@@ -160,7 +160,7 @@ def _walk(graph: Graph, start: TokenStart, transposed: set[str]) -> _Found:
 
 def _ends(graph: Graph) -> frozenset[str]:
     """Results that only updates and the caller read: gradients at their end."""
-    read = names_read(op for op in graph.operators if phase_of(op.scope) != "update")
+    read = names_read(op for op in graph.operators if phase_of(op) != "update")
     return frozenset(v.name for op in graph.operators for v in op.results if v.name not in read)
 
 

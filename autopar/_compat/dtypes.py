@@ -15,7 +15,9 @@ _PREFIXES = (("bfloat", "bf"), ("float", "f"), ("uint", "u"), ("int", "i"), ("co
 
 @lru_cache(maxsize=128)  # a graph asks tens of thousands of times for the same few, and numpy builds each name again
 def dtype_name(dtype: Any) -> str:
-    """``f32`` for float32, ``key<fry>`` for threefry keys."""
+    """``f32`` for float32, ``key<fry>`` for threefry keys; ``bool``, as in jax's programs, for float0."""
+    if dtype == jax.dtypes.float0:
+        return "bool"
     text = str(dtype) if not isinstance(dtype, type) else str(np.dtype(dtype))
     for long, short in _PREFIXES:
         if text.startswith(long):

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
+from autopar._compat.nans import floating_point_error
 from autopar._compat.primitives import typed
 from autopar.api.call_info import CallInfo
 from autopar.api.mutable import split_mutable
@@ -71,9 +72,9 @@ class Compiled(CallInfo):
     def run_placed(self, placed: list[Any], leaves: list[Any]) -> Any:
         """Runs a step on leaves that lie as the plan wants; ``leaves`` are those that the caller gave."""
         if self.traced.signature.mesh is None:
-            return self.traced.results(self._typed(self.local.run(placed, leaves)))
+            return self.traced.results(self._typed(self._ran(placed, leaves)))
         with outside():
-            arrays = self._typed(self.local.run(placed, leaves))
+            arrays = self._typed(self._ran(placed, leaves))
         return self.traced.results(list(map(relabelled, arrays, self._on_user_mesh)))
 
     def _typed(self, arrays: Sequence[Any]) -> Sequence[Any]:
@@ -83,6 +84,15 @@ class Compiled(CallInfo):
         return [
             typed(a, weak) if isinstance(a, jax.Array) else a for a, weak in zip(arrays, self.traced.weak, strict=True)
         ]
+
+    def _ran(self, placed: list[Any], leaves: list[Any]) -> Sequence[Any]:
+        try:
+            return self.local.run(placed, leaves)
+        except Exception as error:
+            plain = floating_point_error(error, self.traced.graph.name)
+            if plain is None:
+                raise
+            raise plain from error
 
     def _outside(self) -> AbstractContextManager[Any]:
         return nullcontext() if self.traced.signature.mesh is None else outside()

@@ -20,6 +20,7 @@ from autopar.api.constraints import Pin, constraints_of, merged
 from autopar.api.current_placement import CurrentPlacement, array_placement, placement_asked, planned_by_types
 from autopar.api.details import with_operators
 from autopar.api.devices import check_devices
+from autopar.api.donated import warn_of_unused
 from autopar.api.effects import check_callbacks, check_effects
 from autopar.api.for_workers import check_for_workers, stages_asked
 from autopar.api.input_tree import input_tree
@@ -318,6 +319,7 @@ class PureFunction:
         if processes is not None:
             check_flush(plan.schedule, "in several processes")
         check_effects(traced.graph)
+        warn_of_unused(self._traced[signature].graph, self.donated(self._traced[signature]))
         clock = Clock()
 
         def build(planned: Planned[Traced]) -> LoadedProgram:

@@ -8,6 +8,7 @@ on what enters it, as jax's own lowering does.
 from __future__ import annotations
 
 import enum
+import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -105,6 +106,8 @@ class _GraphBuilder:
         return env[atom]
 
     def literal(self, value: Any, type: TensorType) -> Operand:
+        if getattr(value, "dtype", None) == jax.dtypes.float0:
+            value = np.zeros(type.shape, np.bool_)
         if type.shape == () and not type.dtype.startswith("key<"):
             return Literal(repr(np.asarray(value).item() if type.dtype != "bf16" else float(value)), type)
         return self.constant(value, type)
@@ -155,8 +158,12 @@ class _GraphBuilder:
                 inputs = self.barrier(inputs, [tensor_type(v.aval) for v in eqn.invars], scope, eqn)
             results = self.closed(body, [inputs[i] for i in taken], scope)
             return self.placed(eqn, results, scope)
-        regions = region_graphs(eqn, self.labels)
         types = [tensor_type(v.aval) for v in eqn.outvars]
+        if eqn.primitive is optimization_barrier_p:
+            return self.barrier(inputs, types, scope, eqn)
+        if eqn.primitive.name == "scan" and not eqn.params["length"]:
+            return self.no_trips(eqn, inputs, scope)
+        regions = region_graphs(eqn, self.labels)
         params: Mapping[str, Any] = without_shardings(eqn)
         if is_resizing(eqn.primitive.name):
             results = self.resized(eqn, inputs, scope)
@@ -238,6 +245,17 @@ class _GraphBuilder:
         for i, result in zip(held, results, strict=True):
             out[i] = result
         return out
+
+    def no_trips(self, eqn: JaxprEqn, inputs: list[Operand], scope: str) -> list[Operand]:
+        """Results of a loop that never runs its body: what it would carry, and empty stacks."""
+        params = plain_params("scan", eqn.params)
+        first, carries = params["num_consts"], params["num_carry"]
+        stacks: list[Operand] = []
+        for v in eqn.outvars[carries:]:
+            aval: Any = v.aval
+            empty = equations_of(functools.partial(jax.lax.full, aval.shape, 0, aval.dtype), ())
+            stacks += self.jaxpr(empty, [], scope)
+        return [*inputs[first : first + carries], *stacks]
 
     def undone(self, name: str, operand: Operand, type: TensorType) -> Operand | None:
         """What a reshape gives back where it undoes the reshape that made ``operand``; None where it does not.

@@ -95,6 +95,10 @@ def _is_array(leaf: Any, numbers: bool) -> bool:
     return isinstance(leaf, jax.Array) or (numbers and isinstance(leaf, NUMBERS))
 
 
+def _holds_nothing(leaf: Any) -> bool:
+    return getattr(leaf, "dtype", None) == jax.dtypes.float0
+
+
 @dataclass(eq=False)
 class _FlatCall:
     """The user's function as one from arrays to arrays; what a trace of it sees is noted.
@@ -124,6 +128,8 @@ class _FlatCall:
                 cause="a reference of jax.new_ref, or one among the arguments, is part of the result",
                 remedy="return what it holds, ref[...] or jax.freeze(ref)",
             )
+        # Gradients of integers hold no data: they are the same in every call.
+        with_paths = [(path, np.zeros(x.shape, x.dtype) if _holds_nothing(x) else x) for path, x in with_paths]
         self.out_static = tuple((i, leaf) for i, (_, leaf) in enumerate(with_paths) if not self._is_array(leaf))
         self.out_paths = tuple(jax.tree_util.keystr(path) for path, leaf in with_paths if self._is_array(leaf))
         return [leaf for _, leaf in with_paths if self._is_array(leaf)]

@@ -7,7 +7,7 @@ every collective is one that the plan counted.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -21,6 +21,7 @@ from autopar.cost import CostModel
 from autopar.errors import ClusterError
 from autopar.frontend import Traced
 from autopar.ir import Layout
+from autopar.lower.callback_errors import CallbackErrors
 from autopar.lower.decisions import Sharded
 from autopar.lower.hosted import check_host_memory, hosted_of, sharding_of, to_host
 from autopar.lower.interpreter import Interpreter
@@ -42,6 +43,7 @@ class LoweredProgram:
         donated: indices of donated inputs.
         compiler_options: what XLA is told.
         host_bytes: bytes a device of inputs in host memory, and of outputs there that reuse none of them.
+        errors: what its callbacks have raised.
     """
 
     function: Any
@@ -51,6 +53,7 @@ class LoweredProgram:
     donated: tuple[int, ...]
     compiler_options: Mapping[str, str]
     host_bytes: int = 0
+    errors: CallbackErrors = field(default_factory=CallbackErrors)
 
     def shapes(self, traced: Traced) -> list[jax.ShapeDtypeStruct]:
         """What the function is lowered for: the shape, dtype and sharding of each input of ``traced``."""
@@ -168,7 +171,8 @@ def lower_on(traced: Traced, plan: Plan, mesh: Mesh | AbstractMesh, platform: st
         mesh: its logical mesh, from `device_mesh` or `abstract_mesh`.
         platform: jax's name of the kind of devices: "cpu", "tpu", "cuda".
     """
-    decisions, hosted = sharded(plan, platform), hosted_of(plan.content)
+    errors = CallbackErrors()
+    decisions, hosted = replace(sharded(plan, platform), errors=errors), hosted_of(plan.content)
     graph = traced.graph
     if plan.unproven:
         verify_plan(graph, plan.content, decisions.tables)
@@ -205,7 +209,7 @@ def lower_on(traced: Traced, plan: Plan, mesh: Mesh | AbstractMesh, platform: st
     host_bytes = sum(
         inputs[n].local_bytes(graph.inputs[n].type, sizes) * (1 if n in donated else 2) for n in sorted(hosted.inputs)
     )
-    return LoweredProgram(function, mesh, in_shardings, out_shardings, donated, options, host_bytes)
+    return LoweredProgram(function, mesh, in_shardings, out_shardings, donated, options, host_bytes, errors)
 
 
 def _joining(plan: Plan, platform: str) -> dict[str, str]:

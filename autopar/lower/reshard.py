@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from autopar.cluster import LogicalMesh
-from autopar.lower.localize.base import AxisIndex, axis_names
+from autopar.lower.localize.base import AxisIndex, as_bytes, axis_names
 from autopar.lower.narrow import apply_narrow
 from autopar.sharding.reshard import ReshardStep
 
@@ -35,6 +35,8 @@ def apply_steps(steps: Sequence[ReshardStep], array: Any, mesh: LogicalMesh, ind
         # Keys as the numbers that they are: one more dim, behind those that the steps name.
         data = apply_steps(steps, jax.random.key_data(array), mesh, index)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
+    if array.dtype.name in ("int2", "uint2"):
+        return as_bytes(lambda a: apply_steps(steps, a, mesh, index), array)
     for step in steps:
         if step.kind == "collective-permute" and array.size:
             array = _permute(array, step.axes, mesh, index)

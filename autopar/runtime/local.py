@@ -135,6 +135,8 @@ class LocalProgram:
                 give_up(leaves, self.donated)
             if self.smallest is not None:
                 LAUNCHES.launched([result[self.smallest]])
+        if self.program.errors.guards:
+            self.program.errors.check(result)
         if self.uncommitted and self._any_committed(leaves):
             return [jax.device_put(r, r.sharding) for r in result]
         return result
@@ -177,7 +179,9 @@ class LocalProgram:
         """An array of another place where the program wants it."""
         wanted = self.program.input_shardings[index]
         if index in self.donated:
-            return jax.device_put(leaf, wanted)
+            placed = jax.device_put(leaf, wanted)
+            # On a device where the array lies already both share a buffer, and another argument may be the same array.
+            return copied(placed) if leaf.sharding.device_set & wanted.device_set else placed
         known = self.moved.get(index)
         if known is not None and known[0]() is leaf and not known[1].is_deleted():
             return known[1]

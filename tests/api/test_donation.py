@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import autopar
+from autopar.search import Manual
 from tests.api.steps import CLUSTER, batch, params, sgd
 from tests.end_to_end.compare import assert_trees_same
 
@@ -65,8 +66,25 @@ def test_a_donated_batch_of_numpy_keeps_the_callers_array():
 def test_a_donated_batch_of_jax():
     f = parallelize(sgd, donate_argnames=("data",))
     data = jax.tree.map(jnp.asarray, batch())
-    f(params(), data)
+    with pytest.warns(UserWarning, match=r"donated buffers were not usable: data"):
+        f(params(), data)
     assert all(deleted(data))
+
+
+def test_one_array_at_two_places_of_a_state_that_is_moved():
+    """Both are copied to all devices: where the array lies already the two must not share its buffer."""
+
+    def step(state, x):
+        grads = jax.grad(lambda w: jnp.mean((x @ w) ** 2))(state["w"])
+        m, v = 0.9 * state["m"] + grads, 0.99 * state["v"] + grads**2
+        return {"w": state["w"] - 0.1 * m / (jnp.sqrt(v) + 1e-3), "m": m, "v": v}
+
+    def state(zeros):
+        return {"w": jnp.ones((64, 64)), "m": zeros, "v": zeros}
+
+    f, x = parallelize(step, donate_argnums=0, search=Manual(dp=8)), jnp.ones((16, 64))
+    for _ in range(2):
+        assert_trees_same(f(state(jnp.zeros((64, 64))), x), jax.jit(step)(state(jnp.zeros((64, 64))), x))
 
 
 def test_one_array_donated_twice():

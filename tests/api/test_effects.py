@@ -11,6 +11,7 @@ import pytest
 from jax.experimental import io_callback
 
 import autopar
+from autopar.search import Manual
 from tests.api.steps import CLUSTER
 
 parallelize = functools.partial(autopar.parallelize, cluster=CLUSTER)
@@ -109,3 +110,45 @@ def test_stages_say_which_prints_they_leave_out(in_loop):
     free(ws, x)
     jax.effects_barrier()
     assert len(seen) == 4
+
+
+@pytest.mark.parametrize("kind", ["pure", "io", "debug"])
+def test_an_exception_of_a_callback_is_raised_after_the_step(kind):
+    """Other devices would wait for the one that called, until XLA ends the process."""
+    calls = []
+
+    def fails(x):
+        calls.append(0)
+        if len(calls) == 1:
+            raise ValueError("mine")
+        return np.eye(8, dtype=np.float32)
+
+    def step(x):
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        if kind == "debug":
+            jax.debug.callback(fails, x)
+            return x @ x
+        y = jax.pure_callback(fails, shape, x) if kind == "pure" else io_callback(fails, shape, x)
+        return y @ x
+
+    f, x = parallelize(step, search=Manual(dp=8)), jnp.eye(8)
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"ValueError[\s\S]*mine") as raised:
+        f(x)
+    assert isinstance(raised.value.__cause__, ValueError)
+    np.testing.assert_array_equal(f(x), x)
+
+
+@pytest.mark.parametrize("dtype", [jnp.int2, jnp.uint2, jnp.int4])
+def test_small_integers_of_a_callback(dtype):
+    x = jnp.ones((2, 3, 4), dtype)
+    ones = np.ones(x.shape, dtype)
+    f = parallelize(lambda x: jax.pure_callback(lambda _: ones, jax.ShapeDtypeStruct(x.shape, dtype), x))
+    np.testing.assert_array_equal(np.asarray(f(x).astype(jnp.int32)), 1)
+
+
+def test_debug_nans_raise_what_jit_raises():
+    f = parallelize(lambda x: jnp.log(x))
+    with jax.debug_nans(True), pytest.raises(FloatingPointError, match="nan"):
+        f(-jnp.ones(8))
+    with jax.debug_infs(True), pytest.raises(FloatingPointError, match="inf"):
+        f(jnp.zeros(8))

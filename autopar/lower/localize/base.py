@@ -19,6 +19,7 @@ from jax.extend.core import Primitive
 
 from autopar._compat.dtypes import numpy_dtype
 from autopar.ir import Layout, Literal, Operator, TensorType
+from autopar.lower.callback_errors import CallbackErrors
 
 #: Mesh axes, major first -> number of this piece among those that the axes make together: an int32 scalar.
 AxisIndex: TypeAlias = Callable[[tuple[str, ...]], Any]
@@ -68,6 +69,7 @@ class LocalContext:
         send: runs a collective on a piece, in the order that the program around needs.
         skips_masked: whether an operator leaves out what its mask leaves empty.
         op: the operator in the graph; None where what runs is not of a graph.
+        errors: keeps what callbacks raise; None where they are not guarded.
     """
 
     sizes: Mapping[str, int]
@@ -79,6 +81,7 @@ class LocalContext:
     send: Callable[[Callable[[Any], Any], Any], Any] = lambda permute, piece: permute(piece)
     skips_masked: bool = False
     op: Operator | None = None
+    errors: CallbackErrors | None = None
 
     def operand_shape(self, index: int) -> tuple[int, ...]:
         """Local shape of an operand."""
@@ -131,6 +134,12 @@ def run_unchanged(
 ) -> list[Any]:
     """The localizer of primitives whose parameters hold for pieces as they hold for the whole."""
     return bind(primitive, params, operands)
+
+
+def as_bytes(collective: Callable[[Any], Any], array: Any) -> Any:
+    """What a collective makes of an array, of 2-bit integers as bytes: XLA's CPU compiler has none of these."""
+    wide = {"int2": jnp.int8, "uint2": jnp.uint8}.get(array.dtype.name)
+    return collective(array) if wide is None else collective(array.astype(wide)).astype(array.dtype)
 
 
 def scalar(literal: Literal) -> Any:

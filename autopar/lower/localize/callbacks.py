@@ -12,11 +12,12 @@ from jax.extend.core import Primitive
 
 from autopar._compat.dtypes import numpy_dtype
 from autopar.ir.primitives import CALLBACKS
-from autopar.lower.localize.base import LocalContext, Localizer, axis_names, bind
+from autopar.lower.localize.base import LocalContext, Localizer, as_bytes, axis_names, bind
 
 
 def call_once(primitive: Primitive, params: Mapping[str, Any], operands: list[Any], context: LocalContext) -> list[Any]:
     """Results of a call that the first device makes; operands and results are whole."""
+    params = params if context.errors is None else context.errors.guarded(params)
     axes = tuple(context.sizes)
     if not axes:
         return bind(primitive, params, operands)
@@ -37,7 +38,7 @@ def _from_first(array: Any, axes: tuple[str, ...]) -> Any:
     if array.size == 0:
         return array
     numbers = array.astype(jnp.int32) if array.dtype == jnp.bool_ else array
-    return lax.psum(numbers, axes).astype(array.dtype)
+    return as_bytes(lambda a: lax.psum(a, axes), numbers).astype(array.dtype)
 
 
 LOCALIZERS: Mapping[str, Localizer] = MappingProxyType({name: call_once for name in sorted(CALLBACKS)})

@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from autopar.lower.localize.base import LocalContext, axis_names
+from autopar.lower.localize.base import LocalContext, as_bytes, axis_names
 from autopar.sharding.halo import Halo, Reach
 
 
@@ -95,4 +95,4 @@ def _neighbours(edge: Any, axes: tuple[str, ...], by: int, context: LocalContext
     count = math.prod(context.sizes[a] for a in axes)
     pairs = [(n, n + by) for n in range(count) if 0 <= n + by < count]
     names = axis_names(context.index, axes)
-    return context.send(lambda e: lax.ppermute(e, names, pairs), edge)
+    return context.send(lambda e: as_bytes(lambda a: lax.ppermute(a, names, pairs), e), edge)

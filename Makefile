@@ -86,9 +86,12 @@ lint: $(VENV)/.dev-stamp  ## the static checks alone
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/python -m tests.sizes
 
+# The static checks take one core for a minute: they run beside the tests.
 .PHONY: test
-test: lint  ## static checks and all tests but the slow ones
-	$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
+test: $(VENV)/.dev-stamp  ## static checks and all tests but the slow ones
+	@$(MAKE) --no-print-directory lint & checks=$$!; tests=0; \
+	  $(VENV)/bin/python -m pytest $(PYTEST_ARGS) || tests=$$?; \
+	  wait $$checks || { echo "a static check failed; make lint shows it alone" >&2; exit 1; }; exit $$tests
 
 .PHONY: test-all
 test-all: lint  ## static checks and all tests, the slow ones too: about three hours on two cores

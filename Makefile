@@ -59,11 +59,13 @@ $(VENV)/bin/python:
 $(VENV)/.run-stamp: pyproject.toml $(LOCKS) | $(VENV)/bin/python
 	@echo "installing autopar into $(VENV)"
 	@$(call install,$(VENV),$(RUN_EXTRAS))
+	@$(VENV)/bin/python -m autopar.solver.prepare
 	@touch $@
 
 $(VENV)/.dev-stamp: pyproject.toml $(LOCKS) | $(VENV)/bin/python
 	@echo "installing autopar and its development tools into $(VENV)"
 	@$(call install,$(VENV),$(DEV_EXTRAS))
+	@$(VENV)/bin/python -m autopar.solver.prepare
 	@touch $@ $(VENV)/.run-stamp
 
 .PHONY: demo

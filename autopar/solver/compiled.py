@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.solver.kernel_cache import KernelCache, kernel_folder, source_hash
+from autopar.solver.kernel_cache import KernelCache, kernel_folder, package_folder, source_hash
 from autopar.solver.problem import Array
 
 Function = TypeVar("Function", bound=Callable[..., object])
@@ -42,7 +42,8 @@ def compiled(function: Function) -> Function:
         return function
     dispatcher: Any = import_module("numba").njit(nogil=True)(function)
     # What ``cache=True`` would do, with a cache that processes can share.
-    dispatcher._cache = KernelCache(f"{function.__module__}.{function.__qualname__}", _FOLDER, _SOURCE)
+    name = f"{function.__module__}.{function.__qualname__}"
+    dispatcher._cache = KernelCache(name, _FOLDER, _SOURCE, package_folder())
     return cast(Function, dispatcher)
 
 

@@ -59,7 +59,12 @@ def kernel_folder(environment: Mapping[str, str]) -> Path:
     autopar's own source alone.
     """
     root = cache_root(environment)
-    return Path(__file__).parent / "__pycache__" / "kernels" if root is None else root / "kernels"
+    return package_folder() if root is None else root / "kernels"
+
+
+def package_folder() -> Path:
+    """The folder of loops compiled ahead of time (`autopar.solver.prepare`), with the bytecode of the package."""
+    return Path(__file__).parent / "__pycache__" / "kernels"
 
 
 @dataclass(frozen=True)
@@ -70,11 +75,13 @@ class KernelCache:
         function: its name with its module.
         folder: of the files.
         source: see `source_hash`.
+        prepared: a folder of code compiled ahead of time, which is read where ``folder`` lacks it, and never written.
     """
 
     function: str
     folder: Path
     source: str
+    prepared: Path | None = None
 
     @property
     def cache_path(self) -> str:
@@ -86,15 +93,13 @@ class KernelCache:
         context.refresh()
         path = self._path(signature, context.codegen())
         try:
-            payload = pickle.loads(read_kept(path, _MOST_BYTES))
-            compiled = import_module("numba.core.compiler").CompileResult._rebuild(context, *payload)
+            compiled = _read(path, context)
         except PermissionError as error:
             _warn(error)
-            return None
-        except Exception:  # there is no such file, or one that was cut short or damaged, which may raise anything
-            return None
-        with contextlib.suppress(OSError):
-            os.utime(path)
+            compiled = None
+        if compiled is None and self.prepared is not None:
+            with contextlib.suppress(PermissionError):
+                compiled = _read(self.prepared / path.name, context)
         return compiled
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
@@ -129,6 +134,24 @@ class KernelCache:
             with contextlib.suppress(OSError):
                 if path.stat().st_mtime < time.time() - _UNUSED_S:
                     path.unlink()
+
+
+def _read(path: Path, context: Any) -> Any:
+    """The compiled function of a file; None where there is none, or what is there is damaged.
+
+    Raises:
+        PermissionError: another user may have written the file.
+    """
+    try:
+        payload = pickle.loads(read_kept(path, _MOST_BYTES))
+        compiled = import_module("numba.core.compiler").CompileResult._rebuild(context, *payload)
+    except PermissionError:
+        raise
+    except Exception:  # there is no such file, or one that was cut short or damaged, which may raise anything
+        return None
+    with contextlib.suppress(OSError):
+        os.utime(path)
+    return compiled
 
 
 def _warn(error: OSError) -> None:

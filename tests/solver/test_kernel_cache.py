@@ -17,13 +17,13 @@ from autopar.solver.kernel_cache import CACHE_VARIABLE, KernelCache, cache_root,
 
 ROOT = Path(__file__).resolve().parents[2]
 
-#: Runs one small loop and prints its result and how often it was compiled.
+#: Runs one small loop, for numbers that none is compiled for ahead, and prints its result and whether it was compiled.
 ONE_LOOP = (
     "import numpy as np\n"
     "from autopar.solver.compiled import is_no_sum\n"
     "from numba.core import event\n"
     "with event.install_recorder('numba:compile') as compiled:\n"
-    "    found = is_no_sum(np.array([[0.0, 1.0], [1.0, 0.0]]), 1e-9)\n"
+    "    found = is_no_sum(np.array([[0, 1], [1, 0]], dtype=np.float32), 1e-9)\n"
     "print(found, len(compiled.buffer) > 0)\n"
 )
 
@@ -224,3 +224,43 @@ def test_the_fallback_says_what_it_costs() -> None:
 @pytest.mark.parametrize("value", ["", "0", "none", "off", " OFF "])
 def test_words_for_nothing_kept(value: str) -> None:
     assert cache_root({CACHE_VARIABLE: value}) is None
+
+
+def test_code_compiled_ahead_is_read_and_never_written(tmp_path: Path) -> None:
+    numba = pytest.importorskip("numba")
+    event = pytest.importorskip("numba.core.event")
+
+    def compiled_in(cache: KernelCache) -> bool:
+        loop = numba.njit(_twice)
+        loop._cache = cache
+        with event.install_recorder("numba:compile") as seen:
+            assert loop(3) == 6
+        return bool(seen.buffer)
+
+    ahead, own = tmp_path / "ahead", tmp_path / "own"
+    assert compiled_in(KernelCache("twice", ahead, "source"))
+    before = {p.name: p.read_bytes() for p in ahead.iterdir()}
+    assert not compiled_in(KernelCache("twice", own, "source", ahead)) and not own.exists()
+    assert compiled_in(KernelCache("twice", own, "another source", ahead)) and len(list(own.iterdir())) == 1
+    assert {p.name: p.read_bytes() for p in ahead.iterdir()} == before
+    for file in ahead.iterdir():
+        file.chmod(0o666)
+    assert compiled_in(KernelCache("twice", tmp_path / "third", "source", ahead))
+
+
+def _twice(x: int) -> int:
+    return 2 * x
+
+
+@pytest.mark.slow
+def test_all_loops_that_a_plan_of_many_operators_runs_are_compiled_ahead(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "autopar.solver.prepare"], cwd=ROOT, check=True)
+    program = (
+        "import autopar\n"
+        "from examples import gpt\n"
+        "step, args = gpt.build(abstract=True)\n"
+        "cluster = autopar.Cluster.load('dgx-a100', nodes=1)\n"
+        "autopar.parallelize(step, cluster=cluster, donate_argnums=0).plan(*args)\n"
+    )
+    finish(start(tmp_path, program))
+    assert not (tmp_path / "kernels").exists()

@@ -25,7 +25,13 @@ from autopar.search.clock import Clock
 
 
 def build_stages(
-    traced: Traced, plan: Plan, donated: Sequence[int], clock: Clock, say: Callable[[str], None]
+    traced: Traced,
+    plan: Plan,
+    donated: Sequence[int],
+    clock: Clock,
+    say: Callable[[str], None],
+    *,
+    as_one: bool = False,
 ) -> LoadedProgram:
     """Lowers and compiles a pipeline.
 
@@ -35,6 +41,7 @@ def build_stages(
         donated: indices of the traced leaves that the caller gives up.
         clock: takes the time of the phases.
         say: called with the name of a phase.
+        as_one: whether it is one XLA program on all devices.
     """
     platform = jax.devices()[0].platform
     with clock.phase("lower"):
@@ -49,7 +56,7 @@ def build_stages(
         lowered = lower_pipeline(split_step.step, plan, given_up, platform)
     say("compiling")
     with clock.phase("compile"):
-        return load_stages(traced, split_step, lowered, world_devices(), donated)
+        return load_stages(traced, split_step, lowered, world_devices(), donated, as_one=as_one)
 
 
 def build_apart_on_workers(

@@ -44,8 +44,8 @@ def many(options: ParallelOptions) -> World | None:
 def takes_one_stage(options: ParallelOptions, cluster: Cluster) -> bool:
     """Whether a function whose number of stages is free is one stage: in several processes without slower links.
 
-    A pipeline is one program there, and others overlap with it less than stages of one process do. Figures of links
-    between processes with CPUs are assumed.
+    Stages pay where a network is slower than the links inside a node. Figures of links between processes with CPUs are
+    assumed.
     """
     on_cpus = all("cpu" in d.jax_kinds for d in cluster.device_types)
     return many(options) is not None and (on_cpus or not cluster.has_slower_network)

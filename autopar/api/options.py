@@ -18,6 +18,7 @@ from autopar.lower.aot import parse_target
 from autopar.plan import Plan
 from autopar.precision import Precision, Wire, mixed, with_formats
 from autopar.recompute import LEVELS
+from autopar.runtime.ray.cluster import RayCluster
 from autopar.schedule import Schedule, get
 from autopar.schedule.sliced import check_takes_slices
 from autopar.search import strategy_named
@@ -30,6 +31,10 @@ _NAMED_ARGUMENTS: tuple[tuple[str, type], ...] = (
     ("batch_argnums", int), ("donate_argnums", int), ("donate_argnames", str), ("static_argnums", int),
     ("static_argnames", str),
 )  # fmt: skip
+
+
+#: How a pipeline can run: each process the lists of its workers, or one XLA program on all devices.
+PIPELINES = ("auto", "lists", "one_program")
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,7 @@ class ParallelOptions:
     rewrites: bool = True
     padding: bool = True
     collective_matmul: str = "none"
+    pipeline: str = "auto"
     precision: Precision | None = None
     wire: Wire | None = None
     donate_argnums: tuple[int, ...] = ()
@@ -170,6 +176,17 @@ class ParallelOptions:
             raise AutoparError(
                 f"collective_matmul={self.collective_matmul!r} is no way of running products",
                 remedy='collective_matmul="none", "auto" or "always"',
+            )
+        if self.pipeline not in PIPELINES:
+            raise AutoparError(
+                f"pipeline={self.pipeline!r} is no way of running a pipeline",
+                remedy='pipeline="auto", "lists" or "one_program"',
+            )
+        if self.pipeline == "one_program" and isinstance(self.cluster, RayCluster):
+            raise AutoparError(
+                'pipeline="one_program" on workers of Ray',
+                cause="they carry out the instruction lists",
+                remedy='pipeline="auto", or processes of one script: autopar.initialize()',
             )
         if self.offload not in ("none", "auto", "layers", "update"):
             raise AutoparError(

@@ -35,6 +35,7 @@ class ParallelizeOptions(TypedDict, total=False):
     attention: str
     padding: bool
     collective_matmul: str
+    pipeline: str
     token_slices: str | int | Sequence[int] | None
     rewrites: bool
     precision: str | Precision | None
@@ -80,6 +81,7 @@ def parallelize(
     rewrites: bool = True,
     padding: bool = True,
     collective_matmul: str = "none",
+    pipeline: str = "auto",
     precision: str | Precision | None = None,
     wire: Mapping[str, Any] | None = None,
     donate_argnums: int | Sequence[int] = (),
@@ -119,6 +121,8 @@ def parallelize(
         padding: whether dims that the devices do not divide, as a vocabulary of 50257, are padded inside of the step
             where the plan is faster so; arguments and results keep their sizes, and values do not change.
         collective_matmul: products in blocks next to messages, not after gathers: "none", "auto": if faster, "always".
+        pipeline: how stages run in several processes of one script: "lists": every process carries out the instruction
+            lists of its workers; "one_program": one XLA program on all devices; "auto": what is predicted faster.
         precision: mixed precision of a plain float32 step: "bf16", "f16", "f8", "mxf8" or a `Precision`.
         wire: formats in which devices send "gradients" and "weights" of two dims or more, as ``{"gradients": "int8"}``:
             "int8", "int4", "bf16", "f8_e4m3", "f8_e5m2". It changes values, each by at most half a step of its block a
@@ -162,6 +166,7 @@ def parallelize(
         rewrites=rewrites,
         padding=padding,
         collective_matmul=collective_matmul,
+        pipeline=pipeline,
         precision=precision_of(precision),
         wire=wire_of(wire),
         donate_argnums=as_tuple(donate_argnums),

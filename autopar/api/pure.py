@@ -328,7 +328,9 @@ class PureFunction:
 
         def built(planned: Planned[Traced]) -> LoadedProgram:
             if planned.plan.num_stages > 1:
-                return build_stages(planned.traced, planned.plan, self.donated(planned.traced), clock, self._say)
+                as_one = self.options.pipeline == "one_program"
+                donated = self.donated(planned.traced)
+                return build_stages(planned.traced, planned.plan, donated, clock, self._say, as_one=as_one)
             with clock.phase("lower"):
                 program = lower(planned.traced, planned.plan, world_devices())
             self._say("compiling")

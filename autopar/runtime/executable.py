@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 #: Dtypes of which several elements share a byte.
-_SUB_BYTE = ("int2", "int4", "uint2", "uint4", "float4_e2m1fn")
+SUB_BYTE = ("int2", "int4", "uint2", "uint4", "float4_e2m1fn")
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,5 +58,5 @@ def runnable(function: Any, compiled: Any, dtypes: Sequence[Any]) -> Any:
         compiled: jax's compiled object.
         dtypes: of the program's inputs.
     """
-    packed = any(getattr(d, "name", "") in _SUB_BYTE for d in dtypes)
+    packed = any(getattr(d, "name", "") in SUB_BYTE for d in dtypes)
     return Jitted(function, compiled) if packed else compiled

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from autopar.plan import PlanContent
 from autopar.runtime.hosts.arrays import copied, own
 from autopar.runtime.launches import LAUNCHES
 from autopar.runtime.leaves import check_data, check_donated, fits, give_up
-from autopar.runtime.pipeline import Loaded, LocalPipeline
+from autopar.runtime.pipeline import Loaded, LocalPipeline, clocked
 from autopar.runtime.stacked import StackedLeaf
 from autopar.schedule import Buffer, Task, ValueRef, ValueSpec, Work
 from autopar.schedule.memory import WorkerMemory, worker_memory
@@ -197,18 +196,7 @@ class PipelineProgram:
         Args:
             note: called with each program that ran and its seconds.
         """
-
-        def clocked(loaded: Loaded) -> Loaded:
-            def call(*arguments: Any) -> Any:
-                jax.block_until_ready(arguments)
-                start = time.perf_counter()
-                outputs = jax.block_until_ready(loaded.compiled(*arguments))
-                note(loaded.program.work, time.perf_counter() - start)
-                return outputs
-
-            return loaded if loaded.compiled is None else dataclasses.replace(loaded, compiled=call)
-
-        runtime = LocalPipeline(self.runtime.program, {k: clocked(v) for k, v in self.runtime.loaded.items()})
+        runtime = LocalPipeline(self.runtime.program, {k: clocked(v, note) for k, v in self.runtime.loaded.items()})
         return dataclasses.replace(self, runtime=runtime)
 
     @property
@@ -226,24 +214,24 @@ class PipelineProgram:
         return max((m.total for m in self.worker_memory), default=0)
 
     @property
-    def executable(self) -> _LocalExecutables:
+    def executable(self) -> LoadedTexts:
         """Texts and memory of all programs."""
-        return _LocalExecutables(self)
+        return LoadedTexts(self.runtime.loaded)
 
 
 @dataclass(frozen=True, eq=False)
-class _LocalExecutables:
-    """What `Compiled` asks of jax's compiled object, for all programs of a pipeline together."""
+class LoadedTexts:
+    """What `Compiled` asks of jax's compiled object, for all programs of a pipeline in this process together.
 
-    pipeline: PipelineProgram
+    Args:
+        loaded: programs by (worker, work).
+    """
+
+    loaded: Mapping[tuple[int, Work], Loaded]
 
     def as_text(self) -> str:
         """Optimized HLO of every stage program, one behind the other."""
-        texts = []
-        for (worker, work), loaded in sorted(self.pipeline.runtime.loaded.items(), key=lambda e: e[0]):
-            if loaded.program.results:
-                texts.append(f"// {work} on worker {worker}\n{loaded.compiled.as_text()}")
-        return "\n".join(texts)
+        return "\n".join(f"// {name}\n{compiled.as_text()}" for name, compiled in self._by_program.items())
 
     def memory_analysis(self) -> dict[str, Any]:
         """jax's memory statistics (bytes a device) by program."""
@@ -257,7 +245,7 @@ class _LocalExecutables:
     def _by_program(self) -> dict[str, Any]:
         return {
             f"{work} on worker {worker}": loaded.compiled
-            for (worker, work), loaded in sorted(self.pipeline.runtime.loaded.items(), key=lambda e: e[0])
+            for (worker, work), loaded in sorted(self.loaded.items(), key=lambda e: e[0])
             if loaded.program.results
         }
 

@@ -7,6 +7,8 @@ allows it (XLA's CPU client does not).
 
 from __future__ import annotations
 
+import dataclasses
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -62,6 +64,24 @@ class Loaded:
             stage = lowered_stage(program, mesh, at)
             compiled = runnable(stage.function, stage.lowered.compile(), stage.dtypes)
         return Loaded(program, mesh, compiled, shardings, frozenset(program.reads[n].name for n in at))
+
+
+def clocked(loaded: Loaded, note: Callable[[Work, float], None]) -> Loaded:
+    """The program, waited for.
+
+    Args:
+        loaded: the program.
+        note: called with it and its seconds each time that it ran.
+    """
+
+    def call(*arguments: Any) -> Any:
+        jax.block_until_ready(arguments)
+        start = time.perf_counter()
+        outputs = jax.block_until_ready(loaded.compiled(*arguments))
+        note(loaded.program.work, time.perf_counter() - start)
+        return outputs
+
+    return loaded if loaded.compiled is None else dataclasses.replace(loaded, compiled=call)
 
 
 @dataclass(frozen=True, eq=False)

@@ -67,24 +67,24 @@ class StackedLeaf:
         return len(self.runs) > 1 and _STAGES in self.sharding.mesh.axis_names
 
     def split(self, array: Any) -> list[Any]:
-        """The pieces of a whole leaf that lies in `sharding`."""
+        """The pieces of a whole leaf that lies in `sharding`; of places in other processes arrays without data."""
         if self.is_direct:
             parts = []
             for place, count in self.runs:
                 mesh_devices = set(place.mesh.devices.flat)
                 shape = (array.shape[0] // len(self.runs), *array.shape[1:])
                 shards = [s.data for s in array.addressable_shards if s.device in mesh_devices]
-                part = jax.make_array_from_single_device_arrays(shape, place, shards)
-                parts += [part] if count == 1 else [jax.device_put(p, place) for p in _cut(part, count)]
+                part = jax.make_array_from_single_device_arrays(shape, place, shards, dtype=array.dtype)
+                parts += [part] if count == 1 else [_put(p, place) for p in _cut(part, count)]
             return parts
-        return [jax.device_put(p, s) for p, s in zip(_cut(array, len(self.places)), self.places, strict=True)]
+        return [_put(p, s) for p, s in zip(_cut(array, len(self.places)), self.places, strict=True)]
 
     def join(self, leaf_shards: Sequence[Any]) -> Any:
-        """The whole leaf in `sharding`."""
+        """The whole leaf in `sharding`, of pieces each of which lies in its place; see `split`."""
         parts, at = [], 0
         for place, count in self.runs:
-            some = [jax.device_put(p, place) for p in leaf_shards[at : at + count]]
-            parts.append(some[0] if count == 1 else jax.device_put(_joined(some), place))
+            some = [_put(p, place) for p in leaf_shards[at : at + count]]
+            parts.append(some[0] if count == 1 else _put(_joined(some), place))
             at += count
         if len(parts) == 1:
             return parts[0]
@@ -92,8 +92,15 @@ class StackedLeaf:
         if self.is_direct:
             shape = (sum(p.shape[0] for p in parts), *parts[0].shape[1:])
             shards = [s.data for p in parts for s in p.addressable_shards]
-            return jax.make_array_from_single_device_arrays(shape, target, shards)
-        return jax.device_put(_joined([jax.device_put(p, target) for p in parts]), target)
+            return jax.make_array_from_single_device_arrays(shape, target, shards, dtype=parts[0].dtype)
+        return _put(_joined([_put(p, target) for p in parts]), target)
+
+
+def _put(array: Any, place: NamedSharding) -> Any:
+    """An array in its place; one that lies on other processes' devices has no data to move, and lies there already."""
+    if not place.addressable_devices:
+        return jax.make_array_from_single_device_arrays(array.shape, place, [], dtype=array.dtype)
+    return jax.device_put(array, place)
 
 
 def _axes(spec: PartitionSpec) -> tuple[Any, ...]:
@@ -114,6 +121,8 @@ def _is_on_host(array: Any) -> bool:
 
 def _joined(some: Sequence[Any]) -> Any:
     """Pieces of a leaf as one array: hosts join what they have, so that devices need no room for it."""
+    if not some[0].sharding.addressable_devices:
+        return _without_data(some[0], (sum(p.shape[0] for p in some), *some[0].shape[1:]))
     if any(map(_is_on_host, some)):
         return np.concatenate([np.asarray(p) for p in some])
     return jnp.concatenate(some)
@@ -121,7 +130,14 @@ def _joined(some: Sequence[Any]) -> Any:
 
 def _cut(array: Any, count: int) -> list[Any]:
     size = array.shape[0] // count
+    if not array.sharding.addressable_devices:
+        return [_without_data(array, (size, *array.shape[1:]))] * count
     if _is_on_host(array):
         whole = np.asarray(array)
         return [whole[k * size : (k + 1) * size] for k in range(count)]
     return [lax.slice_in_dim(array, k * size, (k + 1) * size) for k in range(count)]
+
+
+def _without_data(array: Any, shape: tuple[int, ...]) -> Any:
+    """As an array on other processes' devices, of another length."""
+    return jax.make_array_from_single_device_arrays(shape, array.sharding, [], dtype=array.dtype)

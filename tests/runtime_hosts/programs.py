@@ -81,6 +81,9 @@ def train(o: dict[str, Any]) -> Any:
 
 def trained(step: Any, args: Any, want: Any, case: dict[str, Any]) -> dict[str, Any]:
     """Steps of a plan: options of `parallelize` as ``case``."""
+    case = dict(case)
+    if "manual" in case:
+        case["search"] = autopar.search.Manual(**case.pop("manual"))
     parallel = autopar.parallelize(step, **case)
     state, batch = args[0], args[1:]
     for _ in range(STEPS):

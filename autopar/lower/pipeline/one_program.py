@@ -87,7 +87,7 @@ class OneProgram:
             sharded, wanted = self.rounds.sharded[worker, key], self.everywhere(worker, key)
             piece, layout = self._unpacked(state[self.rounds.end[worker][key]], sharded)
             microbatch_inputs.append(self._moved(worker, sharded.type, layout, wanted.layout, piece))
-        parts = [_bytes(p) for p in microbatch_inputs]
+        parts = [bytes_of(p) for p in microbatch_inputs]
         owners = np.concatenate([np.full(p.shape, w) for p, (w, _) in zip(parts, self.shared, strict=True)])
         whole, here = jnp.concatenate(parts), self._worker()
         for source in sorted({w for w, _ in self.shared}):
@@ -97,7 +97,7 @@ class OneProgram:
                     whole = jnp.where((here == target) & (owners == source), came, whole)
         ends = np.cumsum([p.shape[0] for p in parts])
         return [
-            _from_bytes(whole[end - part.shape[0] : end], piece)
+            from_bytes(whole[end - part.shape[0] : end], piece)
             for end, part, piece in zip(ends, parts, microbatch_inputs, strict=True)
         ]
 
@@ -293,14 +293,24 @@ def _forget(values: dict[Key, tuple[Any, Layout]], buffers: Sequence[Buffer]) ->
         del values[key]
 
 
-def _bytes(array: Any) -> Any:
+def bytes_of(array: Any) -> Any:
+    """The bytes of an array, flat."""
     flat = array.reshape(-1)
-    return flat.astype(jnp.uint8) if flat.dtype == jnp.bool_ else lax.bitcast_convert_type(flat, jnp.uint8).reshape(-1)
+    if flat.dtype == jnp.bool_:
+        return flat.astype(jnp.uint8)
+    if jnp.issubdtype(flat.dtype, jnp.complexfloating):
+        flat = jnp.stack([flat.real, flat.imag], axis=-1)
+    return lax.bitcast_convert_type(flat, jnp.uint8).reshape(-1)
 
 
-def _from_bytes(flat: Any, like: Any) -> Any:
+def from_bytes(flat: Any, like: Any) -> Any:
+    """The array that `bytes_of` made bytes of, of the shape and dtype of ``like``."""
     if like.dtype == jnp.bool_:
         return flat.astype(jnp.bool_).reshape(like.shape)
+    if jnp.issubdtype(like.dtype, jnp.complexfloating):
+        half = jnp.float32 if like.dtype == jnp.complex64 else jnp.float64
+        parts = lax.bitcast_convert_type(flat.reshape(-1, 2, like.dtype.itemsize // 2), half)
+        return lax.complex(parts[:, 0], parts[:, 1]).reshape(like.shape)
     if like.dtype.itemsize == 1:
         return lax.bitcast_convert_type(flat, like.dtype).reshape(like.shape)
     return lax.bitcast_convert_type(flat.reshape(-1, like.dtype.itemsize), like.dtype).reshape(like.shape)

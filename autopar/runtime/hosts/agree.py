@@ -120,6 +120,14 @@ class Agreement:
         # The first look at devices waits for all processes: none may do it while others wait for its plan.
         jax.devices()
 
+    def gather(self, value: bytes) -> list[bytes]:
+        """What all processes give, by process, on every process. ProcessLostError where one does not come."""
+        try:
+            self.world.put(self._key(f"given/{self.world.process}"), value)
+            return [self._get(f"given/{p}", self.limit_s) for p in range(self.world.processes)]
+        except SilenceError as error:
+            raise self._missing((0,)) from error
+
     def take(self, make: Callable[[], bytes]) -> bytes:
         """What ``make`` returns on process 0; an AutoparError there is raised on all.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -10,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
+
+from autopar._compat.dtypes import dtype_name, key_impl
 
 
 def is_global(leaf: Any) -> bool:
@@ -26,10 +29,23 @@ def copied(array: Any) -> Any:
     """A copy of an array that lies as it does, in buffers of its own; typed keys and numpy arrays are taken too."""
     if not isinstance(array, jax.Array):
         return np.array(array)
+    if not array.sharding.addressable_devices:
+        return array  # there is nothing of it here
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         data = jax.random.key_data(array)
         return jax.random.wrap_key_data(jax.device_put(jnp.copy(data), data.sharding), impl=jax.random.key_impl(array))
     return jax.device_put(jnp.copy(array), array.sharding)
+
+
+def empty(shape: Sequence[int], sharding: NamedSharding, dtype: Any) -> Any:
+    """An array on devices of other processes, of which this one has nothing; typed keys too."""
+    shape = tuple(shape)
+    if not jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        return jax.make_array_from_single_device_arrays(shape, sharding, [], dtype=dtype)
+    data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape, dtype))
+    more = (None,) * (len(data.shape) - len(sharding.spec))
+    numbers = empty(data.shape, NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec, *more)), data.dtype)
+    return jax.random.wrap_key_data(numbers, impl=key_impl(dtype_name(dtype)))
 
 
 def spread(leaf: Any, dtype: Any, wanted: NamedSharding, *, copy: bool = True) -> Any:

@@ -24,8 +24,10 @@ from autopar.lower.program import plan_tables
 from autopar.lower.split_layers import SplitStep
 from autopar.plan import Plan
 from autopar.runtime.hosts.arrays import spread
+from autopar.runtime.hosts.lists_load import load_lists
 from autopar.runtime.hosts.world_pipeline import Beginning, WorkerPart, WorldPipeline, WorldShardings, sharding_on
-from autopar.runtime.local_pipeline import PipelineProgram, load_pipeline
+from autopar.runtime.loaded import LoadedProgram
+from autopar.runtime.local_pipeline import load_pipeline
 from autopar.runtime.stacked import StackedLeaf
 from autopar.schedule import Buffer, Task, ValueRef
 from autopar.search.resharding import path_tables
@@ -38,10 +40,25 @@ _Place = tuple[ShardedType, int]
 
 
 def load_stages(
-    traced: Traced, split_step: SplitStep, lowered: LoweredPipeline, devices: Sequence[Any], donated: Sequence[int] = ()
-) -> WorldPipeline | PipelineProgram:
-    """The pipeline of this process, or of all where the devices are those of several; see `load_world`."""
-    load = load_pipeline if jax.process_count() == 1 else load_world
+    traced: Traced,
+    split_step: SplitStep,
+    lowered: LoweredPipeline,
+    devices: Sequence[Any],
+    donated: Sequence[int] = (),
+    *,
+    as_one: bool = False,
+) -> LoadedProgram:
+    """The pipeline of this process, or of all whose devices these are.
+
+    Args:
+        traced: the function.
+        split_step: its step as it was lowered.
+        lowered: its pipeline.
+        devices: jax devices, in the order of the cluster.
+        donated: indices of the inputs that the caller gives up.
+        as_one: whether it is one XLA program on all devices, see `load_world`; else workers carry out their lists.
+    """
+    load = load_world if as_one else load_pipeline if jax.process_count() == 1 else load_lists
     return load(traced, split_step, lowered, devices, donated)
 
 

@@ -1,0 +1,300 @@
+"""The lists of a step in several processes: those of its schedule, and what workers send each other before and after.
+
+An input of the step lies on one worker, its origin. Other workers that read it get it before they begin; an output that
+replaces it and is made elsewhere goes back there at the end. `ListMaker` adds these SENDs and RECVs to the lists, puts
+everything in one order, and makes the programs that move values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from autopar.lower.pipeline.ports import Port
+from autopar.lower.pipeline.stage_program import StageProgram
+from autopar.runtime.transport.permutes import ArrayMove, Exchange, MovePrograms
+from autopar.schedule import (
+    NONE,
+    Accumulate,
+    Apply,
+    Buffer,
+    Dataflow,
+    Instruction,
+    Recv,
+    Run,
+    Send,
+    Stash,
+    Table,
+    Task,
+    Work,
+)
+from autopar.schedule.order import Launch, Order, check_starts, order_of, starts_of
+
+#: Tags of values that go before and behind the lists; those of schedules count up from 0.
+_FIRST_TAG = 1 << 30
+
+
+@dataclass(frozen=True)
+class ArrayPlace:
+    """Where an input or output of the step lies between steps.
+
+    Args:
+        worker: whose devices have it.
+        sharding: how it lies there.
+        shape: of the array.
+        dtype: its short name.
+        value: of an output its name in the dataflow.
+        makers: of an output the workers that make it.
+        microbatch: of an input that is cut into microbatches how one of them lies there if its programs do not read it.
+    """
+
+    worker: int
+    sharding: NamedSharding
+    shape: tuple[int, ...]
+    dtype: str
+    value: str = ""
+    makers: tuple[int, ...] = ()
+    microbatch: NamedSharding | None = None
+
+    @property
+    def array(self) -> LaidOut:
+        """The array."""
+        return LaidOut(self.shape, self.dtype, self.sharding)
+
+
+@dataclass(frozen=True)
+class LaidOut:
+    """An array of a buffer: its shape, its dtype's short name, and how it lies."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    sharding: NamedSharding
+
+
+@dataclass(frozen=True, eq=False)
+class StepLists:
+    """What all workers do in a step, and what of it this process starts.
+
+    Args:
+        lists: of all workers.
+        order: in which they are carried out.
+        exchanges: by tag the values that are sent with it.
+    """
+
+    lists: tuple[tuple[Instruction, ...], ...]
+    order: Order
+    exchanges: Mapping[int, Exchange]
+
+    def is_program(self, launch: Launch) -> bool:
+        """Whether values are sent by a program on devices of both workers."""
+        first = self.lists[launch.worker][launch.at[0]]
+        return isinstance(first, Send) and self.exchanges[first.tag].program is not None
+
+
+def input_buffer(name: str, microbatch: int = NONE) -> Buffer:
+    """The buffer of an input, or of a microbatch of one, where it lies when a step begins."""
+    return Buffer(f"input/{name}", microbatch)
+
+
+@dataclass(frozen=True, eq=False)
+class ListMaker:
+    """Makes the lists of steps.
+
+    Args:
+        dataflow: of the schedule's lists.
+        table: the schedule.
+        stage_programs: by work.
+        meshes: by (worker, stage) the devices on which the worker runs the stage.
+        ports: by (worker, value) how programs take it.
+        processes: by worker those that have devices of it.
+        process: number of this one.
+        count: number of all processes.
+        batch_dims: by name of an input the dim along which microbatches are cut.
+        programs: gets the programs that move values.
+        by_hand: whether values inside one process change hands; else they are moved by programs too.
+    """
+
+    dataflow: Dataflow
+    table: Table
+    stage_programs: Mapping[Work, StageProgram]
+    meshes: Mapping[tuple[int, int], Mesh]
+    ports: Mapping[tuple[int, str], tuple[Port, Mesh]]
+    processes: tuple[frozenset[int], ...]
+    process: int
+    count: int
+    batch_dims: Mapping[str, int]
+    programs: MovePrograms
+    by_hand: bool = True
+
+    def make(
+        self,
+        lists: Sequence[Sequence[Instruction]],
+        origins: Mapping[str, ArrayPlace],
+        ends: Sequence[ArrayPlace],
+        placed_batch: frozenset[str],
+    ) -> StepLists:
+        """The lists of a step of the schedule with what goes before and behind it.
+
+        Args:
+            lists: of the schedule.
+            origins: by name the inputs that lie somewhere when the step begins.
+            ends: outputs of the step, and where they go.
+            placed_batch: names of inputs in microbatches that are global; all processes have the others whole.
+        """
+        start: dict[tuple[int, Buffer], LaidOut] = {}
+        sends = sorted(self._copies(origins, placed_batch, start))
+        before: list[list[Instruction]] = [[] for _ in lists]
+        behind: list[list[Instruction]] = [[] for _ in lists]
+        for n, (source, target, value, into) in enumerate(sends):
+            before[source].append(Send(value, target, _FIRST_TAG + n))
+            before[target].append(Recv(into, source, _FIRST_TAG + n))
+        comes: dict[int, LaidOut] = {}
+        for n, end in enumerate(e for e in ends if e.worker not in e.makers):
+            tag, source = _FIRST_TAG + len(sends) + n, min(end.makers)
+            behind[source].append(Send(Buffer(end.value), end.worker, tag))
+            behind[end.worker].append(Recv(Buffer(end.value), source, tag))
+            comes[tag] = end.array
+        whole = tuple((*a, *b, *c) for a, b, c in zip(before, lists, behind, strict=True))
+        return self.ordered(whole, start, comes)
+
+    def ordered(
+        self,
+        lists: tuple[tuple[Instruction, ...], ...],
+        start: Mapping[tuple[int, Buffer], LaidOut],
+        comes: Mapping[int, LaidOut],
+    ) -> StepLists:
+        """Lists in one order that was checked, with the programs that move what they send.
+
+        Args:
+            lists: of all workers.
+            start: by (worker, buffer) how an array lies when they begin, where no program's port says it.
+            comes: by tag how a value is to arrive, where no program's port says it.
+        """
+        launches = order_of(lists)
+        order = starts_of(launches, self.processes, self.count)
+        check_starts(lists, self.processes, order)
+        exchanges: dict[int, Exchange] = {}
+        known = _Arrays(self, dict(start))
+        for launch in launches:
+            if launch.target is None:
+                known.follow(launch.worker, lists[launch.worker][launch.at[0]])
+                continue
+            moves, tags = [], []
+            for at, into_at in zip(launch.at, launch.target_at, strict=True):
+                send = lists[launch.worker][at]
+                assert isinstance(send, Send), "a launch of two workers holds another instruction than SEND"
+                into = lists[launch.target][into_at]
+                assert isinstance(into, Recv), "a launch of two workers receives by another instruction than RECV"
+                move = known.sent((launch.worker, send.value), (launch.target, into.value), comes.get(send.tag))
+                moves.append(move)
+                tags.append(send.tag)
+            exchange = self._exchange(launch, tuple(tags), moves)
+            exchanges.update(dict.fromkeys(tags, exchange))
+        return StepLists(lists, order, exchanges)
+
+    def _exchange(self, launch: Launch, tags: tuple[int, ...], moves: Sequence[ArrayMove]) -> Exchange:
+        assert launch.target is not None, "a launch of one worker sends nothing"
+        a, b = self.processes[launch.worker], self.processes[launch.target]
+        inside = self.by_hand and a == b and len(a) == 1
+        return Exchange(tags, None if inside else self.programs.program(moves), self.process in a, self.process in b)
+
+    def _copies(
+        self, origins: Mapping[str, ArrayPlace], placed_batch: frozenset[str], start: dict[tuple[int, Buffer], LaidOut]
+    ) -> list[tuple[int, int, Buffer, Buffer]]:
+        """(sender, receiver, buffer there, buffer here) of inputs that workers read elsewhere than where they lie."""
+        copies: list[tuple[int, int, Buffer, Buffer]] = []
+        table = self.table
+        for value in self.dataflow.values:
+            if not value.is_input or value.ref is None or value.ref.name not in origins:
+                continue
+            name, origin = value.ref.name, origins[value.ref.name]
+            if value.ref.kind == "in":
+                start[origin.worker, input_buffer(name)] = origin.array
+                readers = {w for s in value.stages for w in table.workers_of_stage(s)}
+                copies += [
+                    (origin.worker, w, input_buffer(name), Buffer(value.name))
+                    for w in sorted(readers)
+                    if w != origin.worker
+                ]
+            elif name in placed_batch:
+                for k in range(table.num_microbatches):
+                    start[origin.worker, input_buffer(name, k)] = self._microbatch(value.name, name, origin)
+                    readers = {table.worker_of(Task("forward", s, k)) for s in value.stages}
+                    copies += [
+                        (origin.worker, w, input_buffer(name, k), Buffer(value.name, k))
+                        for w in sorted(readers)
+                        if w != origin.worker
+                    ]
+        return copies
+
+    def _microbatch(self, value: str, name: str, origin: ArrayPlace) -> LaidOut:
+        dim, count = self.batch_dims[name], self.table.num_microbatches
+        shape = (*origin.shape[:dim], origin.shape[dim] // count, *origin.shape[dim + 1 :])
+        known = self.ports.get((origin.worker, value))
+        place = origin.microbatch if known is None else known[0].sharding(known[1])
+        assert place is not None, f"{name} is no batch where it lies"
+        return LaidOut(shape, origin.dtype, place)
+
+
+class _Arrays:
+    """How the arrays of all workers lie along their lists."""
+
+    def __init__(self, maker: ListMaker, arrays: dict[tuple[int, Buffer], LaidOut]) -> None:
+        self._maker = maker
+        self.arrays = arrays
+        self._rows: dict[tuple[int, Buffer], int] = {}
+
+    def follow(self, worker: int, i: Instruction) -> None:
+        """Notes what an instruction makes."""
+        if isinstance(i, Run | Apply):
+            program = self._maker.stage_programs.get(i.work)
+            if program is not None and program.results:
+                mesh = self._maker.meshes[worker, i.work.stage]
+                sizes = {str(a): int(n) for a, n in mesh.shape.items()}
+                for buffer, port in zip(i.writes, program.results, strict=True):
+                    self.arrays[worker, buffer] = LaidOut(port.shape(sizes), port.type.dtype, port.sharding(mesh))
+        elif isinstance(i, Accumulate):
+            term = self._array(worker, i.value)
+            if i.reduce == "concatenate":
+                count = self._rows[worker, i.into] = (0 if i.first else self._rows[worker, i.into]) + 1
+                spec = PartitionSpec(None, *term.sharding.spec)
+                place = NamedSharding(term.sharding.mesh, spec, memory_kind=term.sharding.memory_kind)
+                self.arrays[worker, i.into] = replace(term, shape=(count, *term.shape), sharding=place)
+            elif i.first:
+                self.arrays[worker, i.into] = term
+        elif isinstance(i, Stash):
+            self.arrays[worker, i.target] = self._array(worker, i.source)
+
+    def sent(self, source: tuple[int, Buffer], target: tuple[int, Buffer], comes: LaidOut | None) -> ArrayMove:
+        """The move of a value from a buffer of a worker to that of another."""
+        array = self._array(*source)
+        worker, into = target
+        port = self._maker.ports.get((worker, into.value))
+        if comes is not None:
+            place = comes.sharding
+        elif port is not None:
+            place = port[0].sharding(port[1])
+        else:
+            place = _same_spec(array, self._any_mesh(worker))
+        self.arrays[target] = replace(array, sharding=place)
+        return ArrayMove(array.shape, array.dtype, array.sharding, place)
+
+    def _any_mesh(self, worker: int) -> Mesh:
+        return next(mesh for (w, _), mesh in sorted(self._maker.meshes.items(), key=lambda e: e[0]) if w == worker)
+
+    def _array(self, worker: int, buffer: Buffer) -> LaidOut:
+        """The array of a buffer: as it was made, else as the first program that reads it takes it."""
+        known = self.arrays.get((worker, buffer))
+        if known is not None:
+            return known
+        port, mesh = self._maker.ports[worker, buffer.value]
+        sizes = {str(a): int(n) for a, n in mesh.shape.items()}
+        return LaidOut(port.shape(sizes), port.type.dtype, port.sharding(mesh))
+
+
+def _same_spec(array: LaidOut, mesh: Mesh) -> NamedSharding:
+    """An array on another mesh: split as it is where the mesh has the same axes, else whole."""
+    same = dict(mesh.shape) == dict(array.sharding.mesh.shape)
+    return NamedSharding(mesh, array.sharding.spec if same else PartitionSpec())

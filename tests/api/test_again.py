@@ -19,6 +19,7 @@ def plan() -> Plan:
     return autopar.parallelize(train_step, cluster=CLUSTER, num_stages=1, num_microbatches=1).plan(new_state(), batch())
 
 
+@pytest.mark.slow
 def test_alternatives_are_on_every_page_and_in_no_file(plan: Plan) -> None:
     saved = plan.to_json()
     text, page = str(plan.with_alternatives()), plan_page(plan)
@@ -56,6 +57,7 @@ def test_without_a_choice_everything_else_is_chosen_again(plan: Plan) -> None:
     assert planned
 
 
+@pytest.mark.slow
 def test_what_is_chosen_again_keeps_the_memory_limit(plan: Plan) -> None:
     limit = plan.peak_memory
     tight = autopar.parallelize(

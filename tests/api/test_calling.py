@@ -31,6 +31,7 @@ def test_pytrees_in_and_out():
     same(step, (state, batch()), steps=2)
 
 
+@pytest.mark.slow
 def test_keyword_arguments():
     def step(p, *, data, rate):
         return sgd(p, data, rate)

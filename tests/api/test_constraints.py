@@ -63,6 +63,7 @@ def test_paths(pattern, path, same):
     assert matches(pattern, path) is same
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("constraints", "up", "down"),
     [
@@ -121,6 +122,7 @@ def test_of_isomorphic_stages_one_alone_is_constrained(layer):
     assert others and all(shards(plan, f"weights[{n}]") != [1, 1] for n in others)
 
 
+@pytest.mark.slow
 def test_a_constraint_that_holds_on_no_stage_leaves_one_stage():
     """The planner tries pipelines between nodes; a stage of two devices has no four shards."""
     pinned = {"constraints": {"weights/1": P("all")}, "mesh_axes": {"all": 4}}
@@ -130,6 +132,7 @@ def test_a_constraint_that_holds_on_no_stage_leaves_one_stage():
         autopar.parallelize(chain, cluster=toy(2, 2), num_stages=2, **pinned).plan(*CHAIN)
 
 
+@pytest.mark.slow
 def test_explain_takes_paths_as_constraints_do():
     plan = autopar.parallelize(step, cluster=CLUSTER).plan(*args())
     assert plan.explain("state/up/w") == plan.explain(UP)
@@ -138,6 +141,7 @@ def test_explain_takes_paths_as_constraints_do():
     assert DOWN in both
 
 
+@pytest.mark.slow
 def test_explain_says_what_a_constraint_costs():
     asked = {"cluster": CLUSTER, "num_stages": 1, "num_microbatches": 1, "remat": "none"}
     free = autopar.parallelize(step, **asked).plan(*args(512))
@@ -207,6 +211,7 @@ def stated(spec, how):
     return step
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("how", "spec"),
     [
@@ -238,6 +243,7 @@ def test_a_constraint_in_the_code_that_no_mesh_says_is_told():
     assert_trees_same(decorated(*args()), jax.jit(stated(P("data", "model"), "constraint"))(*args()))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("options", [{"num_microbatches": 2}, {"num_microbatches": 2, "num_stages": 2}])
 def test_constraints_in_the_code_of_a_microbatch_are_kept_or_told(options):
     # Four shards of eight rows of a microbatch can be kept, and so can two on the four devices of a stage.

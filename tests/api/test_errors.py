@@ -115,6 +115,7 @@ def test_a_plan_that_was_saved_runs(tmp_path):
     np.testing.assert_allclose(got[1], sgd(params(), batch())[1], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_memory_limit_that_is_too_small_says_what_would_do():
     p, data = params(hidden=256), batch(64, hidden=256)
     with pytest.raises(autopar.InfeasiblePlanError) as caught:

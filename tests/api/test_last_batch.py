@@ -18,6 +18,7 @@ def test_fewer_first_then_more(size, asked, counts):
     assert counts_for(size, asked) == counts
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("options", [{}, {"num_stages": 2}])
 def test_a_last_batch_that_the_microbatches_do_not_divide(options, caplog):
     step = autopar.parallelize(sgd, cluster=CLUSTER, num_microbatches=4, **options)

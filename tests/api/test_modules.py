@@ -43,6 +43,7 @@ def step(model, optimizer, x):
     return loss
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("donate", [(), (0, 1)])
 def test_modules_are_changed_in_place(donate):
     ours, theirs = make(), make()

@@ -11,6 +11,7 @@ from tests.api.steps import CLUSTER, batch, params, sgd
 from tests.end_to_end.compare import assert_trees_same
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("options", [{}, {"num_stages": 2, "num_microbatches": 2}])
 def test_trace_lower_compile(options):
     step = autopar.parallelize(sgd, cluster=CLUSTER, **options)

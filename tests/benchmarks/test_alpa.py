@@ -40,6 +40,7 @@ def test_data_parallelism_that_hides_better_than_the_least_sum_is_found():
     assert problem.found().step_time <= problem.known_s() * (1 + _TOLERANCE)
 
 
+@pytest.mark.slow
 def test_the_step_reads_parameters_in_half_width_and_updates_those_in_single():
     step, (state, tokens) = mixed_step(_small(2).spec, 4)
     after, loss = jax.eval_shape(step, state, tokens)

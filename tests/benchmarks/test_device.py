@@ -9,11 +9,13 @@ from benchmarks.device.kernels import seconds
 from benchmarks.device.steps import cases, measured
 
 
+@pytest.mark.slow
 def test_cases_depend_on_the_seed_alone() -> None:
     assert cases(3, 12) == cases(3, 12) != cases(4, 12)
     assert len({name for name, _, _ in cases(0, 40)}) == 5
 
 
+@pytest.mark.slow
 def test_a_case_that_fails_says_why(monkeypatch) -> None:
     monkeypatch.setattr("benchmarks.device.steps.cases", lambda seed, count: [("gpt", "tiny", {"heads": 7})])
     (row,) = measured(0, 1, autopar.Cluster.load("dgx-h100").part(0, 1), float("inf"))

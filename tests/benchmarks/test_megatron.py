@@ -20,6 +20,7 @@ def test_configurations_have_the_published_size(case):
     assert case.layers % (case.pp * case.chunks) == case.devices % megatron.PER_NODE == 0
 
 
+@pytest.mark.slow
 def test_measured_configurations_are_those_of_the_data():
     with POINTS.open(newline="", encoding="utf-8") as lines:
         points = {r["case"]: r for r in csv.DictReader(lines) if r["dataset"] == "SC21 Table 1"}

@@ -25,6 +25,7 @@ from benchmarks.plot import line_plot
 from benchmarks.published import table as published
 
 
+@pytest.mark.slow
 def test_experts_move_no_fewer_bytes() -> None:
     report = cases.run(True, print)
     (row,) = report.rows
@@ -39,6 +40,7 @@ def test_predicted_bytes_are_the_compiled_ones() -> None:
     assert all(row["compiled_bytes"] > 0 for row in report.rows)
 
 
+@pytest.mark.slow
 def test_memory_limits_shrink_the_plan() -> None:
     rows = memory_limit.run(True, print).rows
     predicted_bytes = [row["predicted_bytes"] for row in rows if "predicted_bytes" in row]
@@ -59,11 +61,13 @@ def test_dispatch_keeps_and_donates() -> None:
     assert all(row["decorated/jitted"] > 0 for row in rows)
 
 
+@pytest.mark.slow
 def test_first_calls_are_timed() -> None:
     (row,) = first_calls.run(True, print).rows
     assert row["equations"] > 0 and row["plan/xla"] == pytest.approx(row["plan_s"] / row["xla_s"])
 
 
+@pytest.mark.slow
 def test_a_pipeline_runs_with_and_without_its_instructions() -> None:
     (row,) = pipelines.run(True, print).rows
     assert row["instructions"] > row["programs run"] > 0
@@ -80,6 +84,7 @@ def test_planning_phases_add_up() -> None:
     assert row["gap"] >= -1e-9
 
 
+@pytest.mark.slow
 def test_large_cases_have_phases_and_memory() -> None:
     (case,) = large.QUICK
     row = large.measure(case)
@@ -88,12 +93,14 @@ def test_large_cases_have_phases_and_memory() -> None:
     assert row["peak_rss_bytes"] > 0
 
 
+@pytest.mark.slow
 def test_expert_parallel_sends_all_to_all() -> None:
     case = cases.moe_case("moe, tiny", 16, 32, 8, 16, (None,))
     expert = next(e for e in case.experts if e.name == "expert parallel")
     assert "all-to-all" in measure_expert(case, expert)["MB by kind"]
 
 
+@pytest.mark.slow
 def test_all_reduces_of_split_gradients_count_half() -> None:
     case = cases.mlp_case("mlp, tiny", 2, 32, 64, (None,))
     rows = {e.name: measure_expert(case, e) for e in case.experts if e.name in ("FSDP", "data parallel")}
@@ -101,6 +108,7 @@ def test_all_reduces_of_split_gradients_count_half() -> None:
     assert rows["FSDP"]["wire_bytes"] / 2 < rows["FSDP"]["corrected_bytes"] < rows["FSDP"]["wire_bytes"]
 
 
+@pytest.mark.slow
 def test_layers_of_a_scan_are_gathered_alone() -> None:
     rule = llama.fsdp(("x",), 8)
     assert rule("['params']['layers']['wq']", (16, 64, 32)) == P(None, ("x",))
@@ -155,6 +163,7 @@ def test_lines_are_drawn_where_their_points_are() -> None:
     assert {"a < b", "flat & long", "up", "100", "5"} <= set(texts)
 
 
+@pytest.mark.slow
 def test_the_free_plan_is_compared_with_published_degrees() -> None:
     report = llama3.run(True, print)
     assert [row["stages"] for row in report.rows[:2]] == [2, 4]

@@ -43,6 +43,7 @@ def test_alternatives_are_among_what_was_considered(run: Run) -> None:
     assert rows["zero3"].peak_memory == planned(run, TARGET, *CLUSTER, "--search", "zero3").peak_memory
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("folder")
 def test_text_and_pages_are_against_alternatives_unless_asked_not_to(run: Run) -> None:
     step = (TARGET, *CLUSTER, "--microbatches", "1")

@@ -61,7 +61,6 @@ def test_clusters_are_plain_values():
     assert str(cluster) == "c: 2 x 2 D"
 
 
-@pytest.mark.slow
 @given(st.floats(1e-3, 1e15))
 def test_a_curve_stays_between_its_neighbours(amount):
     curve = Curve(((1e3, 0.2), (1e6, 0.5), (1e9, 0.9)))

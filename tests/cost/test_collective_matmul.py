@@ -25,6 +25,7 @@ def test_by_hand(blocks: int, block_s: float, message_s: float, seconds: float, 
     assert collective_matmul_s(blocks, block_s, message_s, overlaps=False) == in_turn
 
 
+@pytest.mark.slow
 @given(st.integers(1, 8), st.integers(1, 50), st.integers(0, 50))
 def test_as_a_schedule_of_blocks_and_messages(blocks: int, block_s: int, message_s: int) -> None:
     """Of an operand that is there at the start, and of sums that go to a reader, nothing else to compute or send."""

@@ -42,6 +42,7 @@ def test_formulas(kind, m, n, link):
     assert wire_bytes(kind, m, n) == pytest.approx(_written_out(kind, m, n, 0, 1), rel=1e-9)
 
 
+@pytest.mark.slow
 @given(amounts, sizes, links)
 def test_all_reduce_is_reduce_scatter_and_all_gather(m, n, link):
     parts = [collective_on_link_s(k, m, n, link) for k in ("reduce-scatter", "all-gather")]

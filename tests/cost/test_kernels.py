@@ -81,6 +81,7 @@ def test_a_value_that_two_kernels_read_is_computed_in_both():
     assert sum(k.bytes for k in found.kernels) == pytest.approx(2 * 4 * 1024**2, rel=0.01)
 
 
+@pytest.mark.slow
 def test_the_bill_adds_up_to_the_seconds_of_the_plan():
     found, sharding = _bill(lambda a, b: jnp.tanh(a @ b).sum(), f32(512, 512), f32(512, 512))
     assert sum(k.seconds * k.count for k in found.kernels) == pytest.approx(sharding.compute_s, rel=1e-12)

@@ -62,6 +62,7 @@ def test_what_the_figures_say(how: str, workers: int, lanes: int, count: int, se
     assert transfer_s(sample, KNOWN) == pytest.approx(seconds, rel=1e-12)
 
 
+@pytest.mark.slow
 @given(
     st.floats(1e7, 1e12), st.floats(1e-6, 1e-2), st.floats(0.2, 8.0), st.integers(2, 5), st.sampled_from((1, 2, 4, 8))
 )

@@ -53,6 +53,7 @@ def test_pipelines_pay_it_between_nodes_of_a_second_group():
     assert transfer_s(UNEQUAL, GB, source, target) == pytest.approx(2e-5 + GB / 5e9, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_the_dynamic_program_pays_it_at_the_cuts_of_a_second_group():
     layers = SimpleNamespace(cut_bytes=(GB,))
     seconds = boundary_s(UNEQUAL, Submesh(1, 4), layers)

@@ -91,6 +91,7 @@ def test_copies_in_nodes_are_taken_where_they_fit():
     assert without.peak_memory <= 0.87 * kept < copies.peak_memory <= 0.93 * kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.93, 0.87])
 def test_values_are_those_of_the_plain_step(share):
     state, x = arguments()

@@ -75,6 +75,7 @@ def test_several_microbatches(x64: None) -> None:
     assert_trained(compiled(step, plan, args)[1], step, args)
 
 
+@pytest.mark.slow
 def test_more_microbatches_are_taken_where_they_are_faster(x64: None) -> None:
     """They compute as much as one, and where links cost nothing no longer."""
     step, args = activations()

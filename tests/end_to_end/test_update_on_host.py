@@ -120,6 +120,7 @@ def test_memory_of_the_device_is_less():
     assert there.step_time == pytest.approx(there.search.objective)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("bandwidth", "computes"), [(16e9, True), (1e13, False)], ids=["slow", "fast"])
 def test_auto_chooses_by_price_who_updates(bandwidth, computes):
     """Under a limit that moments do not fit: over a slow link hosts update, over a fast one moments move."""

@@ -174,6 +174,7 @@ def roles(step, *args):
     return [role for (role,) in found]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", FROZEN)
 def test_a_model_that_is_not_trained_is_no_batch(name):
     loss, *args = FROZEN[name]

@@ -192,6 +192,7 @@ def test_results_of_another_type_replace_nothing() -> None:
     assert roles(found) == {"p['w']": "batch"}
 
 
+@pytest.mark.slow
 def test_an_input_is_replaced_once() -> None:
     found = traced(lambda p: (p * 2, p * 3), jnp.ones(3))
     assert len(updates(found)) == 1

@@ -100,12 +100,14 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.few(23)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions_of_one_array(name: str) -> None:
     found = check(FUNCTIONS[name], SQUARE)
     assert found.graph.outputs
 
 
+@pytest.mark.slow
 def test_random_numbers_of_typed_and_raw_keys() -> None:
     def draw(key, x):
         one, two = jax.random.split(key)
@@ -157,6 +159,7 @@ def test_train_steps(optimizer) -> None:
     check(step, params, optimizer.init(params), SQUARE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", [mlp, gpt], ids=lambda e: e.__name__)
 def test_examples(example) -> None:
     step, args = example.build(**({"layers": 1} if example is gpt else {}))
@@ -178,6 +181,7 @@ OPERATIONS = {
 }
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(st.lists(st.sampled_from(sorted(OPERATIONS)), min_size=1, max_size=4), st.booleans())
 def test_random_compositions_and_their_gradients(names: list[str], differentiate: bool) -> None:

@@ -31,6 +31,7 @@ def test_every_name_is_one_of_jax() -> None:
     assert {name: sorted(names - known) for name, names in CLASSES.items() if names - known} == {}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["add", "min", "max", "multiply"])
 def test_scatters_are_not_fused(name: str) -> None:
     def update(x: jax.Array, at: jax.Array, values: jax.Array) -> jax.Array:

@@ -26,7 +26,6 @@ from tests.ir.strategies import FEW, attrs, graphs, names
 F32 = TensorType((), "f32")
 
 
-@pytest.mark.slow
 @FEW
 @given(graphs())
 def test_the_text_reads_back_to_an_equal_graph(graph: Graph) -> None:
@@ -37,7 +36,6 @@ def test_the_text_reads_back_to_an_equal_graph(graph: Graph) -> None:
     text.encode("ascii")
 
 
-@pytest.mark.slow
 @FEW
 @given(graphs(depth=1), st.randoms(use_true_random=False))
 def test_blanks_and_comments_between_lines_do_not_count(graph: Graph, random) -> None:

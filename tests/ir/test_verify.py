@@ -19,7 +19,6 @@ def problems(graph: Graph) -> tuple[str, ...]:
     return ()
 
 
-@pytest.mark.slow
 @FEW
 @given(graphs())
 def test_well_formed_graphs_pass(graph: Graph) -> None:

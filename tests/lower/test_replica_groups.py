@@ -21,6 +21,7 @@ def test_groups_of_mesh_axes_are_listed(written: str, groups: str) -> None:
     assert listed_groups(f"x, replica_groups={written}, y") == f"x, replica_groups={groups}, y"
 
 
+@pytest.mark.slow
 def test_groups_of_mesh_axes_are_read() -> None:
     text = (
         "HloModule m, num_partitions=8\n\nENTRY main {\n  p = f32[4]{0} parameter(0)\n"

@@ -143,6 +143,7 @@ def meeting_chain(stages: int, owner: int) -> Dataflow:
     return Dataflow(tuple(works), (*values, ValueSpec("met", 1, "step")))
 
 
+@pytest.mark.slow
 @given(st.integers(1, 5), st.integers(1, 8), st.integers(0, 4))
 def test_a_step_takes_both_passes_and_what_meets(stages, count, owner):
     """(m + p - 1) (f + b) of GPipe, section 2.3 there, and the seconds of what meets."""
@@ -157,6 +158,7 @@ def test_a_step_takes_both_passes_and_what_meets(stages, count, owner):
         build(get("1f1b").table(stages, max(count, 2)), dataflow)
 
 
+@pytest.mark.slow
 def test_as_one_program_of_many_hosts():
     with jax.enable_x64(True):
         got, want, _ = both(step_of(contrastive), pairs(), num_stages=2, num_microbatches=2)

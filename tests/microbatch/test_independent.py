@@ -98,6 +98,7 @@ def test_each_example_is_seen_once():
         assert any(k is not None and k.dims and k.dims[0] for k in found.operands[op.id])
 
 
+@pytest.mark.slow
 def test_a_loop_over_examples_on_devices():
     step = step_of(mapped)
     got = autopar.parallelize(step, cluster=CLUSTER, num_microbatches=4)(W, X)

@@ -42,6 +42,7 @@ def drawn(seed=0):
     return params, {**batch, "segment": np.asarray(draw.integers(0, 2, (3, TOKENS)), np.int32)}
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("mask", MASKS)
 def test_attention(mask):
     assert_same_in_slices(step_of(lambda p, b: attention(p, b, MASKS[mask])), drawn(), [(TOKENS,), (4, 2), (1, 2, 3)])
@@ -69,6 +70,7 @@ def test_gpt_of_two_layers(options):
     assert_same_in_slices(step, args, [(3, 2, 1), (2, 2, 2)])
 
 
+@pytest.mark.slow
 def test_llama():
     step, args = llama.build(dtype="float64", hidden=16, vocab=32, seq=8, batch=2, unroll=True, remat=False)
     assert_same_in_slices(step, args, [(5, 3)])

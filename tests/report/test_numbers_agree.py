@@ -23,6 +23,7 @@ PLANS = [
 ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("options", PLANS, ids=lambda o: str(o.get("schedule", o)))
 def test_peak_memory_is_one_number(options):
     step, args = mlp.build("tiny")

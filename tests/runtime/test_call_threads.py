@@ -32,6 +32,7 @@ def in_threads(*calls: Any) -> list[BaseException]:
     return failed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stages", [1, 2])
 def test_programs_of_two_functions_reach_all_devices_in_one_order(stages: int) -> None:
     fn, (state, batch) = build("tiny", layers=2, hidden=8, batch=8)

@@ -36,6 +36,7 @@ def run_and_watch(program, args):
     return store, gone
 
 
+@pytest.mark.slow
 def test_totals_of_gradients_become_new_parameters():
     _, args, _, compiled = compiled_pipeline()
     program = compiled.local
@@ -49,6 +50,7 @@ def test_totals_of_gradients_become_new_parameters():
     assert not any(a.is_deleted() for a in store.arrays.values())
 
 
+@pytest.mark.slow
 def test_compiled_programs_alias_as_many_bytes_as_are_donated():
     _, _, _, compiled = compiled_pipeline(donate_argnums=0)
     aliased = 0
@@ -80,6 +82,7 @@ def test_less_is_alive_where_the_state_is_given_up():
     assert live_bytes(given.local, copy) <= live_bytes(kept.local, args) - 0.9 * state
 
 
+@pytest.mark.slow
 def test_nothing_of_the_user_is_deleted_unless_given_up():
     fn, args, step, _ = compiled_pipeline()
     first = step(*args)
@@ -135,6 +138,7 @@ def test_stacked_leaves_are_recorded_and_given_up():
     assert all(a.is_deleted() for a in jax.tree.leaves(state))
 
 
+@pytest.mark.slow
 def test_what_is_sent_is_not_written_over():
     _, _, _, compiled = compiled_pipeline()
     instructions = compiled.local.lowered.instructions

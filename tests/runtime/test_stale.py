@@ -65,6 +65,7 @@ def check(model, schedule, stages, m, calls=4):
     assert {v for c in range(calls * m) for v in [versions.reads(0, c) < c // versions.update_every]} == {False, True}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("schedule", ["pipedream", "pipedream-vertical", "2bw"])
 @pytest.mark.parametrize(("model", "stages", "m"), [("perceptron", 2, 2), ("residual", 3, 4), ("mlp", 4, 4)])
 def test_calls_and_drain_are_the_replay_of_the_version_table(x64, model, schedule, stages, m):
@@ -164,6 +165,7 @@ def test_few_microbatches_and_one_stage_are_refused(x64):
         )
 
 
+@pytest.mark.slow
 def test_auto_never_takes_a_schedule_that_changes_values(x64):
     step, state, batches = decorated(schedule="auto")
     assert flushes(step.plan(state, batches[0]).schedule)

@@ -47,6 +47,7 @@ def on(cluster, model, stages, m, **numbers_of_schedule):
     return step, state, [make(jax.random.key(n), 4 * m) for n in range(4)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stages", "m", "active", "every"), [(2, 6, 4, 2), (3, 4, None, 1)])
 def test_the_order_on_workers_is_replayed_there_and_interpreted(x64, stages, m, active, every):
     with thread_cluster(stages, 1, deadline_s=60, like=SLOW) as cluster:
@@ -169,6 +170,7 @@ def test_what_workers_could_not_order_is_refused():
         check_workers(both)
 
 
+@pytest.mark.slow
 def test_an_order_of_other_numbers_is_refused(x64):
     with thread_cluster(2, 1, deadline_s=60, like=SLOW) as cluster:
         step, state, batches = on(cluster, "perceptron", 2, 2)

@@ -78,6 +78,7 @@ def test_links_tell_where_arrays_are_and_keep_the_order(links) -> None:
     assert np.array_equal(links[1].receive(0, 9, None), np.full((4, 2), 9.0))
 
 
+@pytest.mark.slow
 def test_what_is_not_computed_yet_is_pulled_when_it_is(links) -> None:
     x = jax.random.normal(jax.random.key(0), (700, 700))
     made = jax.jit(lambda x: x @ jnp.sin(x) @ x)(x)
@@ -118,6 +119,7 @@ def test_arrays_are_kept_for_two_steps(ends) -> None:
     assert one._kept == [[], []]
 
 
+@pytest.mark.slow
 def test_a_pull_has_a_deadline_and_names_the_sender() -> None:
     """In a process of its own: a pull that never ends keeps its devices busy until the process does."""
     done = subprocess.run(

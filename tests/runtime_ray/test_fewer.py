@@ -84,6 +84,7 @@ def test_nodes_that_come_back_are_used_again() -> None:
         assert furthest(jax.tree.leaves(mine), [numbers(x) for x in jax.tree.leaves(want)]) < 1e-5
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("moment", ["start", "init", "shard", "restore"])
 def test_recovery_covers_what_comes_before_the_first_step(moment: str, tmp_path: Path) -> None:
     """A worker is lost while functions are loaded, state is made, arguments are placed, a checkpoint is read."""

@@ -100,6 +100,7 @@ def test_the_ledger_keeps_what_pending_calls_need() -> None:
     assert not ledger.can_be_had(a)
 
 
+@pytest.mark.slow
 def test_arrays_without_handles_are_forgotten_once() -> None:
     ledger = Ledger()
     ids = [ledger.new_id() for _ in range(3)]

@@ -90,6 +90,7 @@ def test_a_function_with_other_stages_takes_the_state_as_it_is() -> None:
         assert close_to(mine, want)
 
 
+@pytest.mark.slow
 def test_evaluation_shares_the_state_of_training() -> None:
     fn, (state, batch) = build("tiny", **SIZES)
     with thread_cluster(2, 2, deadline_s=60) as cluster:
@@ -135,6 +136,7 @@ def test_handles_of_other_and_of_closed_clusters_are_errors() -> None:
     assert float(metrics["loss"]) > 0  # it came with the step
 
 
+@pytest.mark.slow
 def test_threads_that_call_one_function_take_turns() -> None:
     fn, (state, _) = build("tiny", **SIZES)
     batches = [batch_of(8, seed) for seed in range(3)]

@@ -81,7 +81,6 @@ def test_lists_that_read_what_is_not_there_are_refused():
         VersionMap("ampnet", 2)
 
 
-@pytest.mark.slow
 def test_a_replay_of_stashed_versions_is_pipedreams_equation(x64):
     """``W(t+1) = W(t) - lr grad f(W_1(t-p+1), .., W_p(t))``, from the map of versions and from the equation."""
     stages, steps, rate = 3, 12, 0.05

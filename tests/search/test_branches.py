@@ -51,6 +51,7 @@ def test_the_search_finds_towers_of_large_matrices_and_few_examples():
     assert free.step_time < planned(towers, cluster, num_stages=1).step_time
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("towers", "counts"), [(SKEWED, [1]), (TRUNK, [1, 2])])
 def test_more_microbatches_are_planned_where_workers_that_join_branches_may_gain(monkeypatch, towers, counts):
     """They let branches run while others are joined: where the busiest worker is busy all the time nothing is gained.
@@ -70,6 +71,7 @@ def test_more_microbatches_are_planned_where_workers_that_join_branches_may_gain
     assert all(planned_counts.count(count) <= 4 for count in counts[1:])
 
 
+@pytest.mark.slow
 def test_devices_are_shared_by_the_work_of_branches():
     plan = planned(Towers((8, 2, 2), width=128, batch=32), toy(4), schedule="branches", num_microbatches=1)
     tower = next(i.stage for i in plan.content.inputs if "tower0" in i.path)

@@ -41,6 +41,7 @@ def here() -> dict[str, str]:
     return digests()
 
 
+@pytest.mark.slow
 def test_twice_in_one_process():
     assert plan_text("llama") == plan_text("llama")
     assert plan_text("mlp") == plan_text("mlp")

@@ -38,6 +38,7 @@ def summary(plan: Plan) -> dict[str, Any]:
     }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("cluster", CLUSTERS)
 @pytest.mark.parametrize("name", BUILDS)
 def test_plan(name, cluster):

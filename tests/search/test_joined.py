@@ -47,6 +47,7 @@ def test_of_two_products_the_first_is_read_beside_the_second():
     assert moved["mul"] == [2 * _BYTES]
 
 
+@pytest.mark.slow
 def test_a_kernel_that_began_before_what_is_needed_hands_nothing_on():
     def fn(x, w, v):
         first, second = x @ w, x @ v

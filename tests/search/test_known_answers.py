@@ -157,6 +157,7 @@ def llama_problem(**overrides):
     return build(problem, mesh)
 
 
+@pytest.mark.slow
 def test_scanned_layers_cost_what_unrolled_ones_cost():
     costs = [solve(llama_problem(layers=3, unroll=unroll).problem).objective for unroll in (False, True)]
     assert costs[0] == pytest.approx(costs[1], rel=0.02)

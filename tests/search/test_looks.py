@@ -72,6 +72,7 @@ def test_what_hides_is_no_part_of_the_seconds_to_stay_below() -> None:
         alpa(_on_nodes(cutoff_s=0.1 * plan.step_time))
 
 
+@pytest.mark.slow
 def test_memory_of_a_small_step_may_be_ample() -> None:
     """A small problem has no look: whether its answer keeps the limit is known once it is solved."""
     plan, ample = alpa(_on_nodes()), alpa(_on_nodes(ample_memory=True))

@@ -65,6 +65,7 @@ def test_arguments_are_counted_as_they_lie():
     assert memory.optimizer == held["optimizer"]
 
 
+@pytest.mark.slow
 def test_less_memory_is_never_faster():
     fn, args = adam(hidden=64, batch=64)
     most = planned(fn, args)
@@ -95,6 +96,7 @@ def test_what_the_limit_costs_is_said():
     assert Plan.from_json(tight.to_json()) == tight
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh_shape", [(4,), None])
 def test_the_least_that_would_do_does(mesh_shape):
     fn, args = adam(layers=1, hidden=8, batch=8)
@@ -135,6 +137,7 @@ def zero_case(batch):
     return weights, {k: (w, w) for k, w in weights.items()}, f32(batch, 64)
 
 
+@pytest.mark.slow
 def test_zero_3_where_memory_is_short():
     """Little memory and a large batch: parameters and moments are split over all devices, the batch too."""
     args = zero_case(256)
@@ -165,6 +168,7 @@ def test_with_memory_to_spare_the_batch_is_split():
     assert sent <= 2 * weights * 1.05  # no activation, and weights once there and once back
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4])
 def test_a_loop_over_microbatches_needs_what_was_predicted(count):
     """Parameters that are gathered for the loop are there until it ends, and those gathered in it are not."""
@@ -180,6 +184,7 @@ def test_a_loop_over_microbatches_needs_what_was_predicted(count):
     assert free.stages[0].memory.gradients > 0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("layers", [2, 6])
 def test_new_moments_are_counted_once(layers):
     """New moments are results that the new parameters are computed from: one buffer serves both."""
@@ -189,6 +194,7 @@ def test_new_moments_are_counted_once(layers):
     assert 0.9 * needed <= predicted <= 1.1 * needed, predicted / needed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("build_step", "sizes"),
     [(mlp.build, {}), (moe.build, {}), (gpt.build, {"scan": True, "remat": True, "layers": 3})],
@@ -203,6 +209,7 @@ def test_copies_of_each_phase_need_no_less_at_least(build_step, sizes):
         assert 0 < shared <= own
 
 
+@pytest.mark.slow
 def test_what_no_mesh_can_hold_is_not_solved(monkeypatch):
     fn, args = mlp.build("tiny", abstract=True)
     solved = []

@@ -34,6 +34,7 @@ def plan_within(limit: int | None, layers: int, width: int, batch: int) -> Plan:
     return function.plan((weights, weights), jax.ShapeDtypeStruct((batch, width), jnp.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_less_memory_is_no_faster(seed):
     """Limits are drawn below what the plan without a limit takes."""

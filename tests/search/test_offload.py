@@ -217,6 +217,7 @@ def test_the_plan_says_it_and_loads_again():
     assert any("in host memory" in (p.after or "") for p in diff(without, plan).inputs)
 
 
+@pytest.mark.slow
 def test_the_fastest_of_microbatches_recomputation_and_host_memory_is_taken():
     fn, args = adam(hidden=64, batch=64)
     options = {"mesh_shape": (4,), "num_stages": 1, "donate_argnums": 0}

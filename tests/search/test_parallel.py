@@ -108,6 +108,7 @@ def test_who_waits_for_the_other_process_does_something_else_meanwhile() -> None
     made.close()
 
 
+@pytest.mark.slow
 def test_the_other_process_goes_on_after_calls_that_were_made_here(pool: WorkerPool) -> None:
     first = pool.submit(time.sleep, 0.2)
     while not first.taken:
@@ -151,6 +152,7 @@ def test_a_process_that_dies_costs_no_answer(pool: WorkerPool) -> None:
     assert future.result() == 2.0
 
 
+@pytest.mark.slow
 def test_what_cannot_be_sent_is_computed_here(pool: WorkerPool) -> None:
     there = pool.submit(lambda: 5)
     wait_for(there)
@@ -169,6 +171,7 @@ class _Filled(dict):
         raise RuntimeError("dictionary changed size during iteration")
 
 
+@pytest.mark.slow
 def test_what_changes_while_it_is_sent_is_computed_here(pool: WorkerPool) -> None:
     changing = pool.submit(len, _Filled(a=1))
     wait_for(changing)
@@ -181,6 +184,7 @@ def _closure(value: int):
     return lambda: value
 
 
+@pytest.mark.slow
 def test_what_is_printed_there_is_no_answer(pool: WorkerPool) -> None:
     wait_for(future := pool.submit(print, "a line"))
     assert future.outcome is None
@@ -213,6 +217,7 @@ def _runs(pid: int) -> bool:
     return bool(found.strip()) and not found.startswith("Z")
 
 
+@pytest.mark.slow
 def test_a_pipeline_is_the_same_with_two_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     step, args = mlp.build(abstract=True)
     cluster = toy(4, nodes=2)

@@ -49,6 +49,7 @@ def test_published_partitions_on_eight_devices(model, cluster, want):
     assert planned(model, CLUSTERS[cluster], 8)[0] == want
 
 
+@pytest.mark.slow
 def test_speedups_are_ordered_as_published():
     """Over data parallel on 8 devices: VGG16 5.12 (B) and 2.99 (A), Inception-v3 1.45 (B) and 1 (A)."""
     gains = []

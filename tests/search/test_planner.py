@@ -29,6 +29,7 @@ def step():
     return mlp.build(abstract=True, layers=8, hidden=256, batch=64)
 
 
+@pytest.mark.slow
 def test_free_on_one_node_is_as_fast_as_what_is_asked_for():
     fn, args = step()
     free = autopar.parallelize(fn, cluster=node()).plan(*args)
@@ -56,6 +57,7 @@ def test_where_links_are_fast_one_stage_is_taken():
     assert autopar.parallelize(fn, cluster=node(bandwidth=1e12)).plan(*args).num_stages == 1
 
 
+@pytest.mark.slow
 def test_stages_in_one_process_on_a_cpu_are_taken_only_where_asked_for():
     fn, args = step()
     cluster = node(jax_kinds=("cpu",))
@@ -63,6 +65,7 @@ def test_stages_in_one_process_on_a_cpu_are_taken_only_where_asked_for():
     assert autopar.parallelize(fn, cluster=cluster, num_stages=2, num_microbatches=4).plan(*args).num_stages == 2
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("bandwidth", [1e6, 1e9])
 def test_what_pipelines_could_reach_is_less_than_what_they_take(bandwidth):
     fn, args = step()
@@ -77,6 +80,7 @@ def test_what_pipelines_could_reach_is_less_than_what_they_take(bandwidth):
         may_be_faster(problem, None, reached)
 
 
+@pytest.mark.slow
 def test_a_pipeline_that_no_memory_holds_leaves_the_error_of_one_stage():
     fn, args = step()
     with pytest.raises(InfeasiblePlanError, match="the least that would do is") as caught:

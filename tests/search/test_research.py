@@ -102,6 +102,7 @@ def test_deltas_are_differences_of_scores(seed):
             assert here.score == pytest.approx(float(space.scores(np.array([after]))[0]))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_small_problems_are_solved(name):
     """2,000 choices find the optimum of at most 4^6 in most problems, and never anything that is not allowed."""

@@ -90,6 +90,7 @@ def check_plans(kinds, width, batch, cluster, asked):
     return found
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("cluster", CLUSTERS)
 def test_no_plan_that_is_asked_for_is_below_it(cluster):
     assert check_plans(("tanh", "norm"), 64, 16, CLUSTERS[cluster], (PLANS[1], PLANS[2], PLANS[4])) == 3
@@ -242,6 +243,7 @@ def test_attention_that_may_run_in_blocks_is_counted_by_half_its_products():
     assert sum(w.least.bytes for w in blocks) < 0.2 * sum(w.least.bytes for w in plain)
 
 
+@pytest.mark.slow
 def test_pairs_of_all_stage_counts_are_ordered():
     fn, args = train_step(("tanh", "norm"), 64, 16, 0.9)
     graph, cost = graph_of(fn, *args), CostModel(CLUSTERS["kernels"])

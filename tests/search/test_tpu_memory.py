@@ -19,6 +19,7 @@ def _bytes(step, args, cluster="tpu-v5e", **options):
     return autopar.parallelize(step, cluster=one, num_stages=1, **options).plan(*args).stages[0].memory.total
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "build, sizes, compiled_mb",
     [

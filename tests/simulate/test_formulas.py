@@ -67,6 +67,7 @@ def test_zb_h2_waits_on_the_worst_worker(p, more, weight, data):
     assert max(timeline.bubble_s(w) for w in range(p)) == (p - 1) * (forward + backward - 2 * weight)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["zb-h2", "zb-v"])
 @settings(max_examples=15)
 @given(p=WORKERS, more=st.integers(0, 10), time=TIMES)

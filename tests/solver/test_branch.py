@@ -116,6 +116,7 @@ def test_bounds_hold_after_any_number_of_parts(seed: int) -> None:
         assert branching.cost + packed.constant >= wanted.objective - 1e-9
 
 
+@pytest.mark.slow
 def test_dense_problems_reach_the_optimum() -> None:
     found = best = 0
     for seed in range(10):

@@ -124,6 +124,7 @@ def test_equal_tables_share_their_memory() -> None:
     assert again.edges[0].costs is again.edges[1].costs
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "data",
     [

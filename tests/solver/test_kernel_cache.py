@@ -201,6 +201,7 @@ def test_processes_share_what_one_compiled(tmp_path: Path) -> None:
     assert finish(start(tmp_path)) == "True False"
 
 
+@pytest.mark.slow
 def test_small_problems_and_the_command_line_load_no_compiler() -> None:
     program = (
         "import sys, autopar.cli, autopar.solver\n"
@@ -210,6 +211,7 @@ def test_small_problems_and_the_command_line_load_no_compiler() -> None:
     assert finish(start(Path("off"), program)) == "True False"
 
 
+@pytest.mark.slow
 def test_the_fallback_says_what_it_costs() -> None:
     program = (
         "import sys, warnings; sys.modules['numba'] = None\n"

@@ -165,6 +165,7 @@ def test_no_nodes_and_no_choice() -> None:
     assert SHORT.solve(replace(single, limit_bytes=4.0)).status is Status.INFEASIBLE
 
 
+@pytest.mark.slow
 def test_without_numba() -> None:
     program = (
         "import sys; sys.modules['numba'] = None\n"

@@ -69,6 +69,7 @@ def test_what_takes_no_longer_to_prove_gets_no_look() -> None:
     assert look_if_worth(small, Goal(PLAN_GAP)) is None
 
 
+@pytest.mark.slow
 def test_a_known_look_is_begun_from() -> None:
     """What was known stays known: the bound is no lower and the cost no higher, and what is hopeless ends at once."""
     problem = dense_problem(1)

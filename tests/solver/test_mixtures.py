@@ -63,12 +63,14 @@ def test_mixtures_are_cheaper_and_ask_the_engine_once_at_most() -> None:
     assert known.cost <= least * (1 + WIDE_GAP)
 
 
+@pytest.mark.slow
 def test_nothing_is_asked_where_what_is_open_is_small() -> None:
     _, first, _, _ = _problem()
     known, _, calls = _mixed(first.cost * (1 - WIDE_GAP / 2))
     assert calls == 0 and known.seen == first.seen
 
 
+@pytest.mark.slow
 def test_nothing_is_asked_where_little_can_be_saved_of_what_others_take() -> None:
     _, first, _, least = _problem()
     known, _, calls = _mixed(least, Goal(cutoff=least * (1 + WIDE_GAP / 2)))

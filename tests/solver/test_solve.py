@@ -35,6 +35,7 @@ def same_optimum(problem: ChoiceProblem, found: object, wanted: object) -> None:
         assert found.objective == objective(problem, found.choice)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("block", range(8))
 def test_highs_finds_what_exhaustive_finds(block: int) -> None:
     for seed in range(50 * block, 50 * block + 50):
@@ -84,6 +85,7 @@ def test_exhaustive_refuses_what_is_too_large() -> None:
         ExhaustiveSolver(max_combinations=10).solve(ladder(2, 3))
 
 
+@pytest.mark.slow
 def test_thousand_nodes_with_skips() -> None:
     problem = ladder(333, 16, skip=4)
     answer = solve(problem)

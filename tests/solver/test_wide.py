@@ -109,6 +109,7 @@ def test_messages_after_strategies_went() -> None:
     assert messages.restrict([np.zeros(own.size, dtype=np.bool_) for own in messages.costs]) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", range(6))
 def test_dense_problems(block: int) -> None:
     engine = CountingSolver()
@@ -128,6 +129,7 @@ def test_dense_problems(block: int) -> None:
     assert engine.calls > 0  # the relaxation of some has a gap
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("block", range(3))
 def test_dense_problems_with_memory(block: int) -> None:
     for seed in range(12 * block, 12 * block + 12):
@@ -146,6 +148,7 @@ def test_dense_problems_with_memory(block: int) -> None:
             assert found.objective == pytest.approx(wanted.objective, rel=1e-9, abs=1e-13)
 
 
+@pytest.mark.slow
 def test_a_grid_of_middle_size_like_highs() -> None:
     problem = with_limit(grid(8, 12, 6, seed=5, coupling=0.3), None)
     assert plan_elimination(problem) is None
@@ -154,6 +157,7 @@ def test_a_grid_of_middle_size_like_highs() -> None:
     assert found.objective == pytest.approx(wanted.objective, rel=1e-7)
 
 
+@pytest.mark.slow
 def test_fifteen_hundred_nodes_of_width_ten() -> None:
     problem = with_limit(grid(10, 150, 16, seed=2, coupling=0.1), None)
     assert plan_elimination(problem) is None
@@ -168,6 +172,7 @@ def test_wide_with_too_little_memory_is_infeasible() -> None:
     assert solve(with_limit(problem, least)).status is Status.INFEASIBLE
 
 
+@pytest.mark.slow
 def test_wide_with_memory_is_feasible_and_near() -> None:
     problem = grid(8, 24, 6, seed=1, coupling=0.3)
     free = solve(with_limit(problem, None))

@@ -183,6 +183,7 @@ def step(deal: TableDeal) -> Any:
     return run
 
 
+@pytest.mark.slow
 def test_a_planned_step_has_each_table_whole_on_a_device() -> None:
     """Values of plain lookups on one device; slots are split, indices and rows go by all-to-all."""
     rows = {n: 64 * r for n, r in ROWS.items()}

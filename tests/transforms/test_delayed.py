@@ -191,6 +191,7 @@ def test_drained_state_goes_on_as_the_plain_step():
     assert_equal(again.versions[0], tuple(jax.tree.leaves(state.state["params"])))
 
 
+@pytest.mark.slow
 def test_statistics_are_of_the_newest_state():
     """State that the forward pass reads and that is no parameter has one version."""
 

@@ -20,6 +20,7 @@ def test_a_composed_plan_costs_what_the_run_is_priced_at(case):
     assert case.priced().step_s == pytest.approx(plan.step_time, rel=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_a_plan_with_offload_keeps_the_moments_on_the_host():
     (case,) = (c for c in GRID if c.name == "offload")
     (stage,) = case.planned().stages

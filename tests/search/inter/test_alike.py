@@ -124,6 +124,7 @@ def test_what_does_not_repeat_has_no_blocks():
     assert find_repeats(list("abababcdefghijklmnop"), np.ones(20)) is None, "too little of the whole"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("counts", [(1, 5, 2), (3, 1), (0, 2, 0)])
 def test_what_is_built_for_some_in_flight_serves_more_and_less(cut, counts):
     source, layers = cut

@@ -69,6 +69,7 @@ def test_less_of_an_operator_reaches_less_of_the_peak():
     assert work_bound_s(graph, CostModel(cluster, launch_s=0.0), Freedom()) == pytest.approx(one - 1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [gpt.build, llama.build, moe.build, mlp.build, wide_resnet.build])
 @pytest.mark.parametrize("devices", [1, 4])
 def test_it_is_close_to_the_optimum_of_one_stage_that_communicates_little(build, devices):
@@ -88,6 +89,7 @@ def test_a_pipeline_bound_by_arithmetic_is_as_far_from_it_as_its_bubble():
     assert "from the optimum; each stage sharded optimally" in str(found)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("cluster", "options"),
     [
@@ -103,6 +105,7 @@ def test_no_plan_is_below_it(cluster, options):
     assert 0 < found.search.lower_bound <= found.step_time
 
 
+@pytest.mark.slow
 def test_scanned_and_unrolled_models_have_the_same():
     bounds = []
     for scan in (False, True):

@@ -59,6 +59,7 @@ def mixed(slow_memory: int = 10**9) -> Cluster:
     return Cluster("mixed", (NodeGroup(1, 4, slow, inside, between), NodeGroup(1, 4, fast, inside, between)))
 
 
+@pytest.mark.slow
 def test_stages_lie_in_one_group_and_the_faster_group_has_more_layers():
     found = plan(mixed(), num_stages=2, num_microbatches=4)
     work = {s.devices: sum("dot_general" in id for id in s.operators) for s in found.stages}
@@ -102,6 +103,7 @@ def test_what_cannot_be_says_what_is_short():
         plan(nodes(inter=2e8, memory=200_000), num_stages=2, num_microbatches=4, remat="none")
 
 
+@pytest.mark.slow
 def test_a_stage_without_choices_is_a_stage():
     """The smallest model on many stages: some have nothing to choose, which is no reason to give up."""
     fn, args = mlp.build(abstract=True)
@@ -123,6 +125,7 @@ def test_submeshes_near_the_even_share(count, stages, uneven, sizes):
     assert [m.size for m in worthwhile(nodes(1e9, count=count), stages, uneven)] == sizes
 
 
+@pytest.mark.slow
 def test_equal_stages_have_as_many_devices():
     """Of an uneven model too: on workers a stage is not to share one with another."""
     sizes = [2048, 2048, 512, 512, 512]
@@ -151,6 +154,7 @@ def test_equal_stages_have_as_many_devices():
     assert found[False] != found[True]
 
 
+@pytest.mark.slow
 def test_several_stages_are_planned_where_they_may_be_faster_than_one(monkeypatch):
     cutoffs = []
     several = Planner.pipeline

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,24 +45,28 @@ def test_blocks_are_dealt_evenly_where_a_small_layer_is_behind_them():
     assert even_ends([1.0] * 80 + [0.35], 16) == (*range(5, 80, 5), 81)
 
 
+@pytest.mark.slow
 def test_stages_that_a_person_asks_for_are_whole_blocks_and_as_many_each():
     found = stages(gpt.build, 4, layers=12, hidden=32, vocab=64, batch=8)
     seconds = [dict(s.work_times)["forward"] for s in found]
     assert max(seconds[:3]) <= 1.1 * min(seconds[:3]), seconds
 
 
+@pytest.mark.slow
 def test_a_person_may_ask_for_more_than_32_stages():
     found = stages(mlp.build, 36, layers=36, hidden=8, batch=8)
     assert len(found) == 36
     assert sum(len(s.devices) for s in found) == 36
 
 
+@pytest.mark.slow
 def test_chunks_are_as_many_blocks_each():
     found = stages(gpt.build, 2, 3, layers=12, hidden=32, vocab=64, batch=8)
     seconds = [dict(s.work_times)["forward"] for s in found[:-1]]
     assert max(seconds) <= 1.1 * min(seconds), seconds
 
 
+@pytest.mark.slow
 def test_scanned_layers_are_taken_apart_for_the_stages_that_a_person_asks_for():
     found = stages(gpt.build, 20, layers=20, hidden=8, heads=2, vocab=16, seq=4, batch=4, scan=True)
     seconds = [dict(s.work_times)["forward"] for s in found[1:-1]]
@@ -69,6 +74,7 @@ def test_scanned_layers_are_taken_apart_for_the_stages_that_a_person_asks_for():
     assert max(seconds) == min(seconds)
 
 
+@pytest.mark.slow
 def test_a_schedule_with_chunks_has_as_many_blocks_in_each():
     fn, args = gpt.build(abstract=True, layers=12, hidden=32, vocab=64, batch=8)
     schedule = autopar.schedule.get("interleaved", chunks=3)

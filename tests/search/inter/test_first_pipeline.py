@@ -44,6 +44,7 @@ def offered(monkeypatch):
     return plans
 
 
+@pytest.mark.slow
 def test_without_time_even_stages_are_the_answer_and_with_it_nothing_slower(offered):
     hasty = planned(LARGE, time_limit_s=0)
     assert hasty.num_stages == 2 and len(offered) == 1
@@ -64,6 +65,7 @@ def test_on_many_nodes_even_stages_come_before_one_stage(offered):
     assert whole.step_time <= min(plan.step_time for plan in offered)
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_left_to_the_search(offered):
     fits = planned(LARGE)
     tight = planned(LARGE, memory=int(0.8 * fits.peak_memory))
@@ -80,6 +82,7 @@ def test_an_even_pipeline_is_planned_as_often_as_its_stages_differ():
     assert 1 <= sum("planning stage" in line for line in told) <= 3
 
 
+@pytest.mark.slow
 def test_of_pipelines_the_faster_is_taken_however_little_it_saves():
     plan = planned(LARGE)
     faster = replace(plan, content=replace_step(plan.content, 0.999))
@@ -128,6 +131,7 @@ def test_looks_say_which_candidate_is_planned_exactly(offered, monkeypatch):
         assert same or count > 64 or count < 4
 
 
+@pytest.mark.slow
 def test_what_a_look_plans_fits(offered):
     planned(LARGE, devices=8, nodes=4, memory=150_000)
     pipelines = [plan for plan in offered if plan.num_stages > 1]

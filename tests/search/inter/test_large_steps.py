@@ -34,6 +34,7 @@ def test_half_and_twice_the_microbatches_are_no_faster():
             assert free.step_time <= 1.001 * asked.step_time
 
 
+@pytest.mark.slow
 def test_what_is_built_for_one_limit_serves_the_next():
     fn, args = mlp.build(abstract=True, layers=2, hidden=16, batch=16)
     whole = problem_of(fn, args, toy(2, bandwidth=1e7))

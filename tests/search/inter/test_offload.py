@@ -58,6 +58,7 @@ def test_it_is_chosen_where_memory_binds_and_is_faster(model, limit):
             assert durations.of_host(f"activations@{n}") == pytest.approx(s.activation_bytes / 1e9)
 
 
+@pytest.mark.slow
 def test_recomputation_and_waiting_on_hosts_are_compared(model, limit):
     fast = planned(model, limit, cluster(1e9), offload="auto")
     slow = planned(model, limit, cluster(1e4), offload="auto")

@@ -102,6 +102,7 @@ def test_three_pairs_with_two_numbers_of_stages_are_taken():
     assert all(count > 2 for count, _ in found), "few have a bubble"
 
 
+@pytest.mark.slow
 def test_where_memory_is_short_what_exceeds_it_least_comes_first():
     """By the prices none of the pairs fits in this memory."""
     (_, plenty), *_ = pairs(problem())

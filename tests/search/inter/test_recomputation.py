@@ -44,6 +44,7 @@ def test_nothing_is_computed_anew_without_need():
     assert {s.remat for s in plan().stages} == {"none"}
 
 
+@pytest.mark.slow
 def test_a_person_names_it():
     found = plan(search=autopar.search.Manual(pp=2, recompute="full"), num_stages="auto", schedule="auto")
     assert [s.remat for s in found.stages] == ["full", "full"]
@@ -53,6 +54,7 @@ def test_a_person_names_it():
     )
 
 
+@pytest.mark.slow
 def test_memory_is_traded_for_time():
     kept = plan(remat="none")
     all_anew = plan(remat="full")
@@ -66,6 +68,7 @@ def test_memory_is_traded_for_time():
     assert kept.step_time <= chosen.step_time <= all_anew.step_time * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_more_memory_is_never_slower():
     kept, all_anew = plan(remat="none"), plan(remat="full")
     least = plan(memory=all_anew.peak_memory + (kept.peak_memory - all_anew.peak_memory) // 8)
@@ -88,6 +91,7 @@ def test_a_limit_that_costs_nothing_is_no_reason_to_compute_anew():
     assert not says(1.0, None)  # not known, as where nothing fits without a limit on some mesh
 
 
+@pytest.mark.slow
 def test_nothing_is_searched_for_that_is_not_faster_than_what_is_there():
     fn, args = mlp.build(abstract=True, **SHAPE)
     problem = problem_of(fn, args, cluster())

@@ -100,6 +100,7 @@ def test_the_record_has_what_waits():
     assert any(stashes.values())
 
 
+@pytest.mark.slow
 def test_a_schedule_object_and_a_name_are_taken_as_they_are():
     assert _plan(SLOW, "gpipe").schedule == "gpipe"
     assert _plan(SLOW, get("eager-1f1b")).schedule == "eager-1f1b"

@@ -48,6 +48,7 @@ def test_a_large_cluster_has_stages_of_whole_nodes_with_as_many_layers_each():
     assert list(microbatches_and_stages(many, get("1f1b"))) == [(96, [12])]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("layers", "nodes", "counts"),
     [(16, 32, [2, 4, 8, 16]), (15, 32, [2, 4, 8, 16]), (13, 32, [2]), (12, 48, [3, 4, 6, 12]), (7, 25, [])],
@@ -62,6 +63,7 @@ def test_stages_of_a_loop_are_as_uneven_as_their_layers(stages, uneven):
     assert unevenness(problem(48, layers=12, scan=True, batch=96), stages) == pytest.approx(uneven)
 
 
+@pytest.mark.slow
 def test_stages_of_a_model_without_loops_are_as_uneven_as_the_best_runs_of_its_products():
     unrolled = problem(32, layers=3, hidden=64, batch=32)
     flops = [total_flops(unrolled.graph, op) for op in unrolled.graph.operators if phase_of(op) == "forward"]
@@ -106,6 +108,7 @@ def with_sizes(problem: Problem, sizes: SizePolicy) -> Problem:
     return replace(problem, policy=replace(problem.policy, sizes=sizes))
 
 
+@pytest.mark.slow
 def test_stages_of_a_large_cluster_are_tried_where_their_number_is_free():
     fn, args = gpt.build(abstract=True, layers=3, scan=True, batch=12)
     told: list[str] = []

@@ -133,6 +133,7 @@ def test_recomputation_takes_no_less_than_is_said_before_it_is_planned(monkeypat
         assert seconds <= more_s * (1 + 1e-9) + 1e-12
 
 
+@pytest.mark.slow
 def test_numbers_of_microbatches_in_which_nothing_fits_are_left_out(monkeypatch):
     asked = []
     best = OneStagePlanner.best

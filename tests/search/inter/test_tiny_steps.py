@@ -88,6 +88,7 @@ def test_workers_with_several_stages_are_left_to_others(schedule):
     assert slicings(problem(toy(4), num_stages=4, schedule=schedule)) is None
 
 
+@pytest.mark.slow
 def test_larger_steps_and_clusters_are_left_to_the_dynamic_program():
     fn, args = mlp.build(abstract=True)
     assert slicings(problem(toy(4), fn=fn, args=args)) is None

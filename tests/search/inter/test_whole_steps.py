@@ -42,6 +42,7 @@ def _tried(monkeypatch, u, v, cutoff_s, exposed=1.0, possible=lambda count: True
         return ()
 
 
+@pytest.mark.few(16)
 @pytest.mark.parametrize("v", [0.0, 0.01, 0.1])
 @pytest.mark.parametrize("cutoff_s", [1.01, 1.05, 1.2, 1.5, 2.0])
 @pytest.mark.parametrize("exposed", [1.0, 0.8])

@@ -279,9 +279,7 @@ def _check_circles(lists: Sequence[Sequence[Instruction]], order: Order) -> None
     while process not in circle:
         circle.append(process)
         process = next(p for p in together[head(process)] if head(p) != head(circle[-1]))
-    blocked = [
-        f"process {p} waits at {_text(lists, order.launches[head(p)])}" for p in circle[circle.index(process) :]
-    ]
+    blocked = [f"process {p} waits at {_text(lists, order.launches[head(p)])}" for p in circle[circle.index(process) :]]
     raise ScheduleError(
         f"processes wait for each other: {'; '.join(blocked)}",
         cause="they start programs on devices of several processes in different orders",

@@ -43,6 +43,7 @@ from benchmarks import (
     schedules,
     soak,
     verified,
+    work,
 )
 from benchmarks.clusters import DEVICES
 from benchmarks.experts import cases as experts
@@ -81,6 +82,7 @@ BENCHMARKS: Mapping[str, Callable[[bool, Say], Report]] = MappingProxyType(
         "soak": soak.run,
         "stale": stale.run,
         "verified": verified.run,
+        "work": work.run,
     }
 )
 

@@ -95,6 +95,7 @@ def _cpu_seconds() -> float:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """``--cpu N`` and ``--cpu-json FILE``."""
     parser.addoption("--cpu", type=int, default=0, help="So many tests and files with the most CPU seconds are shown.")
+    parser.addoption("--write-work", action="store_true", help="Keeps the work units of plans, in place of comparing.")
     parser.addoption("--cpu-json", default="", help="A file that gets the CPU seconds of every test.")
 
 

@@ -22,7 +22,7 @@ from autopar.runtime.ray.cluster import RayCluster
 from autopar.schedule import Schedule, get
 from autopar.schedule.sliced import check_takes_slices
 from autopar.search import strategy_named
-from autopar.search.exhaustive_policy import without_estimates
+from autopar.search.effort import EFFORTS, with_effort
 from autopar.search.policy import SearchPolicy
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
@@ -68,14 +68,14 @@ class ParallelOptions:
     plan: Plan | None = None
     progress: Callable[[str], None] | None = None
     time_limit_s: float | None = None
-    exhaustive: bool = False
+    effort: str = "default"
     verify: str | None = None
     policy: SearchPolicy = field(default_factory=SearchPolicy)
 
     @property
     def thresholds(self) -> SearchPolicy:
-        """The thresholds of the search; those of ``policy`` unless it is exhaustive."""
-        return without_estimates(self.policy) if self.exhaustive else self.policy
+        """The thresholds of the search: those of ``policy`` with the effort that is asked for."""
+        return with_effort(self.policy, self.effort)
 
     @property
     def tracing(self) -> dict[str, Any]:
@@ -120,7 +120,11 @@ class ParallelOptions:
             raise AutoparError(
                 f"time_limit_s={self.time_limit_s!r} is no number of seconds", remedy="time_limit_s=10, or None"
             )
-        for name in ("exhaustive", "padding", "rewrites"):
+        if self.effort not in EFFORTS:
+            raise AutoparError(
+                f"effort={self.effort!r} is no effort of a search", remedy="effort=" + ", ".join(map(repr, EFFORTS))
+            )
+        for name in ("padding", "rewrites"):
             if not isinstance(getattr(self, name), bool):
                 raise AutoparError(
                     f"{name}={getattr(self, name)!r} is neither True nor False", remedy=f"{name}=True, or False"

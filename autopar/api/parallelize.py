@@ -51,6 +51,7 @@ class ParallelizeOptions(TypedDict, total=False):
     plan: Plan | str | os.PathLike[str] | None
     progress: Callable[[str], None] | bool | None
     time_limit_s: float | None
+    effort: str
     verify: str | None
 
 
@@ -95,6 +96,7 @@ def parallelize(
     plan: Plan | str | os.PathLike[str] | None = None,
     progress: Callable[[str], None] | bool | None = None,
     time_limit_s: float | None = None,
+    effort: str = "default",
     verify: str | None = None,
 ) -> Any:
     """Makes a function run on all devices of a cluster, split in the way that is predicted fastest.
@@ -138,8 +140,10 @@ def parallelize(
         progress: called with a line when a phase begins, as the logger ``autopar`` is. None shows what takes over two
             seconds on terminals and in notebooks, False nothing.
         time_limit_s: seconds of searching after which, as after Ctrl-C, the best plan known is taken, with a note; the
-            search goes on until there is one. None searches while estimates promise a gain, ``math.inf`` all that may
-            be planned of a small model, which takes minutes.
+            search goes on until there is one. ``math.inf`` is ``effort="exhaustive"``.
+        effort: how long to search, in work units (see `plan.search.work`), which are the same on every machine, and how
+            near to its bound to stop: "quick" (some seconds), "default" (seconds to two minutes, where another form of
+            the plan may save 1%), "high" (0.2%), or "exhaustive": all that may be planned of a small model, in minutes.
         verify: devices whose compiler decides, as "tpu:v5p:4x4x4" (see `autopar.verify`): of the best few plans of
             different kinds the one whose program keeps the limit and is fastest; ``cluster`` follows from it.
 
@@ -179,7 +183,7 @@ def parallelize(
         plan=Plan.load(plan) if isinstance(plan, str | os.PathLike) else plan,
         progress=reporter_of(progress),
         time_limit_s=time_limit_s,
-        exhaustive=time_limit_s == math.inf,
+        effort="exhaustive" if time_limit_s == math.inf else effort,
         verify=verify,
     )
     return (lambda function: parallelize_with(function, options)) if fn is None else parallelize_with(fn, options)

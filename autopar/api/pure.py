@@ -62,7 +62,9 @@ from autopar.search.compare import Budgeted
 from autopar.search.compilation import Planned, build_within
 from autopar.search.enumeration.forms import asks_for_branches
 from autopar.search.garbage import rare_collections
+from autopar.search.outcome import within_reach
 from autopar.search.planner import Planner
+from autopar.solver.meter import Work
 
 
 class PureFunction:
@@ -225,6 +227,7 @@ class PureFunction:
 
     def _searched(self, traced: Traced, limit_bytes: int | None) -> tuple[Traced, Plan]:
         problem, step = self.searched(traced, limit_bytes)
+        step.meter.add(Work.TRACED, len(traced.graph.operators))
         is_staged = problem.subproblem.on_workers or problem.options.names_pipeline
         search = self._planner.on_workers if is_staged else self._planner.plan
         plan = search(problem, step, self._counts(traced.graph))
@@ -398,11 +401,12 @@ class PureFunction:
         asked, side_by_side = replace(problem.options, num_stages=stages), asks_for_branches(before.schedule)
         try:
             if side_by_side:
-                return self._planner.branches(problem, step, [before.num_microbatches])
-            return self._planner.pipeline(replace(problem, options=asked), step, [before.num_microbatches])
+                return within_reach(self._planner.branches(problem, step, [before.num_microbatches]))
+            like = replace(problem, options=asked)
+            return within_reach(self._planner.pipeline(like, step, [before.num_microbatches]))
         except (InfeasiblePlanError, MicrobatchError, ScheduleError):
             free = replace(problem.options, num_stages=stages if side_by_side else None, schedule="auto")
-            return self._planner.pipeline(replace(problem, options=free), step, None)
+            return within_reach(self._planner.pipeline(replace(problem, options=free), step, None))
 
     def _keep(
         self, signature: CallSignature, traced: Traced, plan: Plan, clock: Clock, local: LoadedProgram

@@ -30,6 +30,7 @@ from autopar.recompute import Level
 from autopar.search.constraints import Constraint
 from autopar.search.source import LayeredStep, SingleStage
 from autopar.sharding.padding import PaddedDim
+from autopar.solver.meter import Meter, Work
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ class TracedStep:
         shared: another plan of several stages with whose state the function is planned; None where it is not.
         layered_steps: by groups and scores, the function with its stacks taken apart.
         forms: by form the function as one stage, with the ends of its layers.
+        meter: counts the operators of what is traced.
     """
 
     traced: Traced
@@ -87,6 +89,7 @@ class TracedStep:
     shared: SharedState | None = None
     layered_steps: dict[tuple[int, int], LayeredStep] = field(default_factory=dict)
     forms: dict[OneStageForm, tuple[Traced, tuple[str, ...]]] = field(default_factory=dict)
+    meter: Meter = field(default_factory=Meter)
 
     def single_stage(
         self,
@@ -109,6 +112,7 @@ class TracedStep:
         """The function in a form, with the ends of its layers."""
         if form not in self.forms:
             self.forms[form] = as_one_stage(self.traced, self.num_devices, form)
+            self.meter.add(Work.TRACED, len(self.forms[form][0].graph.operators))
         return self.forms[form]
 
     def may_update_by_layer(self) -> bool:
@@ -131,6 +135,7 @@ class TracedStep:
         key = groups, block_scores
         if key not in self.layered_steps:
             self.layered_steps[key] = self._layered(groups, block_scores)
+            self.meter.add(Work.TRACED, len(self.layered_steps[key].graph.operators))
         return self.layered_steps[key]
 
     def _layered(self, groups: int, block_scores: int) -> LayeredStep:

@@ -109,7 +109,7 @@ precision_options: Option = options(
     ),
 )
 
-#: When the search ends: ``time_limit``, ``exhaustive``.
+#: When the search ends: ``time_limit``, ``effort``, ``exhaustive``.
 time_option: Option = options(
     click.option(
         "--time-limit",
@@ -118,8 +118,11 @@ time_option: Option = options(
         help="Seconds of searching; then the best plan known.",
     ),
     click.option(
-        "--exhaustive", is_flag=True, default=None, help="Plan all that may be planned; minutes for a small model."
+        "--effort",
+        type=click.Choice(("quick", "default", "high", "exhaustive")),
+        help="How long to search, in work units, and how near to the bound to stop.  [default: default]",
     ),
+    click.option("--exhaustive", is_flag=True, default=None, help="As --effort exhaustive: all that may be planned."),
 )
 
 #: Limits on the answer and facts of the call: ``memory_limit``, ``mesh``, ``donate``.

@@ -50,6 +50,7 @@ class PlanRequest:
         donate: positions of donated arguments.
         batch: positions of the arguments that are the batch.
         time_limit: seconds of searching.
+        effort: how long to search, as a word.
         exhaustive: whether no estimate leaves anything out.
         verify: target whose compiler chooses among plans.
     """
@@ -78,6 +79,7 @@ class PlanRequest:
     donate: tuple[int, ...] | None = None
     batch: tuple[int, ...] | None = None
     time_limit: float | None = None
+    effort: str | None = None
     exhaustive: bool | None = None
     verify: str | None = None
 
@@ -197,7 +199,7 @@ def options_of(function: Any, request: PlanRequest) -> tuple[Callable[..., Any],
         "donate_argnums": request.donate,
         "batch_argnums": request.batch,
         "time_limit_s": request.time_limit,
-        "exhaustive": request.exhaustive,
+        "effort": "exhaustive" if request.exhaustive else request.effort,
         "verify": request.verify,
     }
     known: dict[str, Any] = {name: value for name, value in given.items() if value is not None}

@@ -9,6 +9,8 @@ from typing import Final
 
 import msgspec
 
+from autopar.plan.trail import TrailRow
+
 
 class OperatorDetail(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What an operator is.
@@ -47,18 +49,22 @@ class MemoryPoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bytes: dict[str, int]
 
 
-class Details(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Details(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Details of a plan.
 
     Args:
         operators: what each operator is.
         slices: the timeline of a plan of one stage, in order of time.
         memory: bytes a device over it.
+        work: work units of the search by kind of work; see `autopar.search.work`. A plan that was loaded keeps them.
+        trail: what became of the regions of the decision; likewise.
     """
 
     operators: tuple[OperatorDetail, ...] = ()
     slices: tuple[TimelineSlice, ...] = ()
     memory: tuple[MemoryPoint, ...] = ()
+    work: tuple[tuple[str, int], ...] = ()
+    trail: tuple[TrailRow, ...] = ()
 
     @property
     def saved(self) -> Details:
@@ -71,4 +77,4 @@ class Details(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 #: Of a plan that has none.
-NO_DETAILS: Final = Details()
+NO_DETAILS: Final[Details] = Details()

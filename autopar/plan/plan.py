@@ -15,6 +15,7 @@ from autopar._compat.trees import device_mesh, local_devices, partition_spec
 from autopar.errors import PlanMismatchError
 from autopar.ir import Layout
 from autopar.plan.again import ALTERNATIVE, MOST_OPERATORS, SearchAgain
+from autopar.plan.alternatives import TOPICS, topic_text
 from autopar.plan.codec import decode, encode
 from autopar.plan.content import PlanContent
 from autopar.plan.details import NO_DETAILS, Details
@@ -22,6 +23,7 @@ from autopar.plan.logical import axis_rules
 from autopar.plan.pipeline import Pipeline
 from autopar.plan.text import counted, explain_text, gap_of, html_summary, plan_text
 from autopar.plan.throughput import Throughput, throughput
+from autopar.plan.trail import TrailRow
 from autopar.plan.types import Communication, Considered, Stage
 
 
@@ -40,6 +42,9 @@ class SearchRecord:
         step_time: predicted seconds of a step of the plan.
         incumbents: (seconds since planning began, predicted seconds of a step) of each plan that was the best known,
             in order; empty in a plan that was loaded or asked for by name.
+        work: work units that the search took, the same on every machine and under any load: about 10 ns of a core each.
+        work_by_kind: (kind of work, units) of them.
+        trail: what became of the regions of the decision, at most some 60 rows; see `TrailRow`.
     """
 
     strategy: str
@@ -50,6 +55,9 @@ class SearchRecord:
     phases: tuple[tuple[str, float], ...]
     step_time: float
     incumbents: tuple[tuple[float, float], ...] = ()
+    work: int = 0
+    work_by_kind: tuple[tuple[str, int], ...] = ()
+    trail: tuple[TrailRow, ...] = ()
 
     @property
     def gap(self) -> float | None:
@@ -158,6 +166,9 @@ class Plan:
             self.phases,
             self.step_time,
             self.incumbents,
+            sum(units for _, units in self.details.work),
+            self.details.work,
+            self.details.trail,
         )
 
     @property
@@ -222,7 +233,8 @@ class Plan:
 
         Args:
             what: id of an operator or path of an argument (a part of one is enough, and ``state/layers/*/w`` is one
-                too); None for the most expensive choices.
+                too); None for the most expensive choices. "stages", "microbatches", "schedule", "mesh" or "remat"
+                tells the best of each alternative and what closed it.
 
         A runner-up's cost is with everything else as it is. Where the plan comes from a search in this process, has
         one stage, and ``what`` is one choice, the step is planned once more without that choice as well: what it
@@ -231,6 +243,8 @@ class Plan:
         Raises:
             PlanMismatchError: nothing is called so; the message lists near names.
         """
+        if what in TOPICS:
+            return topic_text(self.content, self.details.trail, what)
         return explain_text(self.content, what, self.details, None if self.again is None else self.again.without)
 
     def with_alternatives(self) -> Plan:

@@ -19,7 +19,7 @@ from autopar.report.bars import device_memory_bytes, memory_bars, time_bars
 from autopar.report.diff import diff
 from autopar.report.layers import layers, links, why
 from autopar.report.pictures import cluster_svg, memory_svg, time_svg, timeline_svg
-from autopar.report.sections import considered, head, ranges, sections
+from autopar.report.sections import considered, head, ranges, sections, trail
 from autopar.report.source_lines import with_source_lines
 from autopar.simulate import simulate
 
@@ -62,6 +62,7 @@ def plan_page(plan: Plan, folders: Sequence[Path] = ()) -> str:
             layers(c, MAX_ROWS),
             links(c),
             *with_source_lines(sections(plan, rows=MAX_ROWS, choices=MAX_CHOICES), plan.details, folders),
+            *([trail(plan, MAX_ROWS)] if plan.search.trail else []),
         ),
         notes=c.notes[:MAX_ROWS],
         pictures=pictures(plan),

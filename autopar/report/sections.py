@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from autopar.plan import Plan, PlanContent
 from autopar.plan.again import ALTERNATIVE
+from autopar.plan.alternatives import outcome_text
 from autopar.plan.details import NO_DETAILS, Details, OperatorDetail
 from autopar.plan.groups import input_groups
 from autopar.plan.text import (
@@ -20,6 +21,7 @@ from autopar.plan.text import (
     summary_rows,
     table,
 )
+from autopar.plan.trail import ranges_of, ranges_text
 
 #: Kinds of memory, in the order in which they are shown.
 MEMORY_KINDS = ("parameters", "optimizer", "gradients", "activations", "temporaries", "batch", "in_flight")
@@ -160,6 +162,24 @@ def considered(c: PlanContent, limit: int) -> Section:
     ]
     rows, left_out = _cut(all_rows, limit)
     return Section("considered", ("option", "step time", "peak memory", "note"), rows, (1, 2), left_out)
+
+
+def trail(plan: Plan, limit: int) -> Section:
+    """What became of the regions that the search closed; ``limit`` rows at most."""
+    all_rows = [
+        (
+            row.form,
+            ranges_text(row.stages) or "any",
+            ranges_text(ranges_of(row.microbatches)) or "any",
+            " ".join(part for part in (row.schedule, row.remat, row.how) if part not in ("", "none")),
+            outcome_text(row, plan.step_time),
+            f"{row.work / 1e6:,.1f}",
+        )
+        for row in plan.search.trail
+    ]
+    rows, left_out = _cut(all_rows, limit)
+    header = ("form", "stages", "microbatches", "besides", "what became of it", "million work units")
+    return Section("alternatives that the search closed", header, rows, (5,), left_out)
 
 
 def expensive_choices(c: PlanContent, limit: int, details: Details = NO_DETAILS) -> Section:

@@ -13,6 +13,7 @@ from autopar.plan import Choice, Considered, PlanContent
 from autopar.plan.again import ALTERNATIVE
 from autopar.plan.text import bytes_text
 from autopar.search.intra import build, extract
+from autopar.search.outcome import within_reach
 from autopar.search.problem import Problem
 from autopar.search.registry import strategy_named
 from autopar.search.source import StepSource
@@ -92,7 +93,7 @@ def _alternative(problem: Problem, name: str) -> Considered:
     """The plan of a strategy, or why it has none."""
     try:
         problem.log(f"planning {name}")
-        plan = strategy_named(name)(problem)
+        plan = within_reach(strategy_named(name)(problem))
     except AutoparError as error:
         return Considered(name, None, None, f"{ALTERNATIVE}: {error.fact}")
     return Considered(name, plan.step_time, plan.peak_memory, ALTERNATIVE)

@@ -23,14 +23,18 @@ from autopar.search.intra.thresholds import with_thresholds
 from autopar.search.intra.timeline import details_of
 from autopar.search.limit_looks import LimitLooks, look_within_limit, looks_within_limit
 from autopar.search.looks import Looked, all_looked_at, meshes_of, solve_mesh, summed_cutoff_s, too_little
-from autopar.search.problem import NotFasterError, Problem
+from autopar.search.outcome import Bounded
+from autopar.search.problem import Problem
 from autopar.solver import ChoiceProblem, Solution, Status, first_look, is_feasible, peak_bytes
 from autopar.solver.goal import Goal
 from autopar.solver.memory import memory_floor
+from autopar.solver.meter import Meter
 from autopar.solver.solve import LARGE
 
 #: Of a mesh that is not solved.
 _LEFT_OUT = "left out: its bound is above what is known"
+
+_BOUND_OF_MESHES = "the bound of every mesh, priced on it"
 
 
 @dataclass(frozen=True)
@@ -45,15 +49,15 @@ class MeshSolution:
     note: str = ""
 
 
-def alpa(problem: Problem) -> Plan:
+def alpa(problem: Problem) -> Plan | Bounded:
     """The cheapest plan over all logical meshes of the cluster.
 
     Every mesh is looked at first, which takes milliseconds. Then the one of the least bound is solved, and so on until
-    the bounds of those that are left exceed what is known.
+    the bounds of those that are left exceed what is known. `Bounded` where none takes less than ``cutoff_s`` of the
+    sub-problem.
 
     Raises:
         InfeasiblePlanError: no sharding fits the memory limit; it has the least memory that would do.
-        NotFasterError: none takes less than ``cutoff_s`` of the sub-problem.
     """
     clock = Clock()
     if problem.policy.meshes.looks_only:
@@ -62,7 +66,7 @@ def alpa(problem: Problem) -> Plan:
     known_s = summed_cutoff_s(problem, meshes, clock)
     looked = all_looked_at(problem, meshes, known_s, clock)
     if problem.subproblem.ample_memory and not any(look.fits for look in looked):
-        raise too_little(problem)
+        raise too_little(problem, looked)
     offers = _first_offered(problem, looked)
     answers, unlimited, best = dict[int, list[MeshSolution]](), dict[int, float](), math.inf
 
@@ -93,7 +97,8 @@ def alpa(problem: Problem) -> Plan:
         best = min([best, *(a.solution.objective for a in answers[i] if a.solution.found)])
     every = [answer for i in range(len(looked)) for answer in answers[i]]
     cheapest = min(unlimited.values(), default=math.inf)
-    _refuse_useless(problem, unlimited, every, known_s)
+    if (bounded := _useless(unlimited, every, known_s)) is not None:
+        return bounded
     improve = functools.partial(_improved, problem)
     plan = best_plan(problem, every, "alpa", clock, improve)
     # A look may hide more of what it sends than the answer of the least sum. A plan that is kept makes no offers.
@@ -119,32 +124,31 @@ def _order(looked: Sequence[Looked], within: Mapping[int, LimitLooks]) -> list[i
     return sorted(range(len(looked)), key=key)
 
 
-def _refuse_useless(
-    problem: Problem, unlimited: Mapping[int, float], every: Sequence[MeshSolution], known_s: float
-) -> None:
-    """Raises `NotFasterError` where bounds say that no mesh takes less than a plan that is at hand.
+def _useless(unlimited: Mapping[int, float], every: Sequence[MeshSolution], known_s: float) -> Bounded | None:
+    """That bounds of all meshes say that none takes less than a plan that is at hand; None where they do not.
 
     Args:
-        problem: what is planned.
         unlimited: by mesh the bound without a limit, of those that may fit.
         every: the answers.
         known_s: seconds of the plan at hand.
     """
     cheapest = min(unlimited.values(), default=math.inf)
     if unlimited and cheapest >= known_s:
-        raise _no_better(problem, cheapest)
+        return Bounded(_BOUND_OF_MESHES, cheapest)
     if unlimited and not any(a.solution.found and a.solution.lower_bound < known_s for a in every):
         useless = [a.solution.lower_bound for a in every if a.solution.lower_bound >= known_s]
         if any(map(math.isfinite, useless)):
-            raise _no_better(problem, min(useless))
+            return Bounded(_BOUND_OF_MESHES, min(useless))
+    return None
 
 
-def _looked(problem: Problem, clock: Clock) -> Plan:
+def _looked(problem: Problem, clock: Clock) -> Plan | Bounded:
     """The plan of what a look at each mesh finds within the memory limit; of a problem too small for one its answer.
+
+    `Bounded` where none takes less than ``cutoff_s`` of the sub-problem, however much memory there is.
 
     Raises:
         InfeasiblePlanError: no look finds what fits.
-        NotFasterError: none takes less than ``cutoff_s`` of the sub-problem, however much memory there is.
     """
     answers, least_s, goal = list[MeshSolution](), math.inf, Goal(problem.policy.overlap.gap)
     # What hides behind computation is in a sum, and not in a step.
@@ -169,7 +173,7 @@ def _looked(problem: Problem, clock: Clock) -> Plan:
                 look = first_look(sharding_problem.problem, goal) or solve_mesh(problem, sharding_problem.problem)
         answers.append(MeshSolution(replace(sharding_problem, memory_bound=not fits), look))
     if bounds_s and min(bounds_s) >= cutoff_s:
-        raise _no_better(problem, min(bounds_s))
+        return Bounded(_BOUND_OF_MESHES, min(bounds_s))
     plan = best_plan(problem, answers, "alpa", clock)
     least_s = plan.content.search.objective if least_s == math.inf else least_s
     search = msgspec.structs.replace(plan.content.search, unlimited_s=least_s)
@@ -202,12 +206,15 @@ def _without_limit(problem: Problem, looked: Looked, clock: Clock, cutoff_s: flo
         cutoff_s: a step of another mesh, or one that another plan takes: beyond it the mesh is given up.
     """
     sharding_problem = looked.sharding_problem
-    solutions, key = built_for(problem).unlimited, (sharding_problem.mesh, cutoff_s, looked.solution)
-    if key not in solutions:
+    built, key = built_for(problem), (sharding_problem.mesh, cutoff_s, looked.solution)
+    if key not in built.unlimited:
+        counted = built.meters["unlimited", *key] = Meter()
         with clock.phase("solve"):
-            choices = replace(sharding_problem.problem, limit_bytes=None)
-            solutions[key] = solve_mesh(problem, choices, known=looked.solution, cutoff_s=cutoff_s)
-    free = solutions[key]
+            choices = replace(sharding_problem.problem, limit_bytes=None, meter=counted)
+            built.unlimited[key] = solve_mesh(problem, choices, known=looked.solution, cutoff_s=cutoff_s)
+    known_s = None if looked.solution is None else (looked.solution.objective, looked.solution.lower_bound)
+    built.count(problem.meter, ("unlimited", *key), f"unlimited {sharding_problem.mesh} {cutoff_s!r} {known_s!r}")
+    free = built.unlimited[key]
     given_up = free.status is not Status.OPTIMAL and free.lower_bound > cutoff_s
     fits = (
         free.found and not given_up and peak_bytes(sharding_problem.problem, free.choice) <= problem.memory_limit_bytes
@@ -283,15 +290,6 @@ def _offered(problem: Problem, sharding_problem: ShardingProblem, look: Solution
     plan = best_plan(problem, [MeshSolution(sharding_problem, look)], "alpa", Clock())
     problem.offer(plan)
     return [plan]
-
-
-def _no_better(problem: Problem, cheapest_s: float) -> NotFasterError:
-    return NotFasterError(
-        f"no plan of {problem.graph.name} takes less than {problem.subproblem.cutoff_s} s; the fastest, without a "
-        f"limit, takes {cheapest_s} s",
-        cause="another plan is at hand that is as fast",
-        remedy="take that plan, or leave cutoff_s out",
-    )
 
 
 def _improved(problem: Problem, choices: ChoiceProblem, start: tuple[int, ...]) -> Solution:

@@ -15,11 +15,19 @@ from typing import Protocol
 import msgspec
 
 from autopar.plan import Plan
-from autopar.plan.text import USELESS, gap_text, seconds_text
+from autopar.plan.text import USELESS, gap_of, gap_text, seconds_text
 
 
 class SearchEndedError(Exception):
-    """The time is up, and a plan is known."""
+    """The time or the budget is up, and a plan is known.
+
+    Args:
+        cause: which of them, in words.
+    """
+
+    def __init__(self, cause: str) -> None:
+        super().__init__(cause)
+        self.cause = cause
 
 
 class Anytime(Protocol):
@@ -30,6 +38,9 @@ class Anytime(Protocol):
 
     def checkpoint(self) -> None:
         """Raises `SearchEndedError` where the time is up and a plan is known."""
+
+    def spent(self, work: int) -> None:
+        """Raises `SearchEndedError` where so many work units are too many and a plan is known."""
 
 
 @dataclass(eq=False)
@@ -42,6 +53,7 @@ class Incumbent:
         began_s: `time.monotonic` when the search began.
         one_stage: the fastest plan of one stage.
         history: (seconds since then, seconds of a step) of each plan that was the best known.
+        budget: work units from which on the search ends as soon as a plan is known; None for any number.
     """
 
     deadline: float = math.inf
@@ -49,11 +61,13 @@ class Incumbent:
     began_s: float = field(default_factory=time.monotonic)
     one_stage: Plan | None = None
     history: list[tuple[float, float]] = field(default_factory=list)
+    budget: int | None = None
 
     @staticmethod
-    def within(time_limit_s: float | None) -> Incumbent:
-        """The incumbent of a search that begins now and may take so many seconds; None for any number."""
-        return Incumbent(math.inf if time_limit_s is None else time.monotonic() + time_limit_s)
+    def within(time_limit_s: float | None, budget: int | None = None) -> Incumbent:
+        """The incumbent of a search that begins now and may take so many seconds and units; None for any number."""
+        deadline = math.inf if time_limit_s is None else time.monotonic() + time_limit_s
+        return Incumbent(deadline, budget=budget)
 
     def offer(self, plan: Plan) -> None:
         """See `Anytime`."""
@@ -66,7 +80,12 @@ class Incumbent:
     def checkpoint(self) -> None:
         """See `Anytime`."""
         if self.best is not None and time.monotonic() >= self.deadline:
-            raise SearchEndedError
+            raise SearchEndedError("its time limit")
+
+    def spent(self, work: int) -> None:
+        """See `Anytime`."""
+        if self.best is not None and self.budget is not None and work >= self.budget:
+            raise SearchEndedError(f"its budget of {self.budget:,} work units")
 
     def fastest(self, plan: Plan, least_gain: float) -> Plan:
         """The answer of a search, or the fastest offer of one stage where that saves more than a share of its step.
@@ -104,7 +123,11 @@ class Incumbent:
         """
         if self.best is None:
             return None
-        note = f"the search was ended by {cause}: this is the best plan until then, and a longer search may find better"
+        gap = gap_of(self.best.search.lower_bound, self.best.step_time)
+        more = "a longer search may find better"
+        if gap is not None and gap <= USELESS:
+            more = f"a longer search, or effort='high', may save {gap:.1%} of the step at most"
+        note = f"the search was ended by {cause}: this is the best plan until then, and {more}"
         content = msgspec.structs.replace(self.best.content, notes=(*self.best.content.notes, note))
         return replace(self.best, content=content)
 
@@ -133,6 +156,10 @@ class OfParts:
         """See `Anytime`."""
         self.of.checkpoint()
 
+    def spent(self, work: int) -> None:
+        """See `Anytime`."""
+        self.of.spent(work)
+
 
 @dataclass(frozen=True)
 class Converted:
@@ -153,3 +180,7 @@ class Converted:
     def checkpoint(self) -> None:
         """See `Anytime`."""
         self.of.checkpoint()
+
+    def spent(self, work: int) -> None:
+        """See `Anytime`."""
+        self.of.spent(work)

@@ -21,6 +21,7 @@ from autopar.search.clock import Clock
 from autopar.search.intra import Sharding, ShardingProblem
 from autopar.search.intra.overlap import link_class
 from autopar.search.problem import Problem
+from autopar.solver.meter import Work
 
 
 def assemble(
@@ -47,6 +48,7 @@ def assemble(
         clock: time of planning so far.
     """
     graph, cluster = problem.graph, problem.cluster
+    problem.meter.add(Work.ASSEMBLED, len(sharding_problem.sites))
     stage = _stage(problem, sharding_problem, sharding)
     bound_s = None if lower_bound is None else min(lower_bound, stage.step_time)
     content = PlanContent(

@@ -95,14 +95,24 @@ def bounded(plan: Plan, problem: Problem, freedom: Freedom) -> Plan:
         freedom: over which plans the bound holds.
     """
     search = plan.content.search
+    whole_s = min(bound_s(problem, freedom), plan.step_time)
+    search = msgspec.structs.replace(search, lower_bound=whole_s, sharding_bound=search.lower_bound)
+    return replace(plan, content=msgspec.structs.replace(plan.content, search=search))
+
+
+def bound_s(problem: Problem, freedom: Freedom) -> float:
+    """`work_bound_s` of a problem, computed once in a search.
+
+    Args:
+        problem: the step, in one microbatch, and all devices.
+        freedom: over which plans it holds.
+    """
     key, graph, cost = ("bound", id(problem.graph), freedom), problem.graph, problem.cost_model
     known = problem.memo.get(key)
     if not isinstance(known, _KeptBound) or known.graph is not graph or known.cost != cost:
         known = _KeptBound(graph, cost, work_bound_s(graph, cost, freedom))
         problem.memo.keep(key, known)
-    whole_s = min(known.seconds, plan.step_time)
-    search = msgspec.structs.replace(search, lower_bound=whole_s, sharding_bound=search.lower_bound)
-    return replace(plan, content=msgspec.structs.replace(plan.content, search=search))
+    return known.seconds
 
 
 def work_bound_s(graph: Graph, cost: CostModel, freedom: Freedom | None = None) -> float:

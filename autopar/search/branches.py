@@ -10,6 +10,7 @@ from autopar.plan import Plan
 from autopar.search.clock import Clock
 from autopar.search.enumeration.candidates import Candidate
 from autopar.search.enumeration.side_by_side import side_by_side
+from autopar.search.outcome import Bounded
 from autopar.search.parallel import SERIAL
 from autopar.search.pipeline_trials import PipelineSearch, PipelineTrial, fastest_of, nothing_planned, seconds_of
 from autopar.search.problem import Problem
@@ -17,7 +18,7 @@ from autopar.search.stage_planning.shared import CachedPlanner
 from autopar.search.trials import Trials
 
 
-def branches(problem: Problem, intra: Callable[[Problem], Plan]) -> Plan:
+def branches(problem: Problem, intra: Callable[[Problem], Plan | Bounded]) -> Plan | Bounded:
     """The best plan with independent branches side by side on parts of the devices.
 
     Args:
@@ -31,7 +32,7 @@ def branches(problem: Problem, intra: Callable[[Problem], Plan]) -> Plan:
     source, clock = problem.source, Clock()
     if source is None:
         raise _no_branches(problem)
-    search = PipelineSearch(problem, source, CachedPlanner(intra), SERIAL, clock)
+    search = PipelineSearch(problem, source, CachedPlanner(intra), SERIAL, clock, form="branches")
     trials: Trials[PipelineTrial, Plan] = Trials(search.attempt)
     plans: list[Plan] = []
     of_counts = side_by_side(problem, source)
@@ -42,7 +43,9 @@ def branches(problem: Problem, intra: Callable[[Problem], Plan]) -> Plan:
     if plans:
         plans += _in_more_microbatches(search, trials, of_counts)
     if not plans:
-        raise nothing_planned(problem, trials) if trials.failures or trials.impossible else _no_branches(problem)
+        if trials.failures or trials.impossible or trials.bounded is not None:
+            return nothing_planned(problem, trials)
+        raise _no_branches(problem)
     return fastest_of(plans, clock)
 
 

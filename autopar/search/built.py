@@ -6,6 +6,7 @@ A stage is planned within one limit after another, and the stages of a kind diff
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 
 from autopar.cluster import Cluster, LogicalMesh
@@ -16,8 +17,10 @@ from autopar.search.intra import ShardingProblem, build
 from autopar.search.intra.memory import IN_FLIGHT
 from autopar.search.policy import SearchPolicy, StagePolicy
 from autopar.search.problem import Options, Problem, Subproblem
+from autopar.search.problem_data import key_of_asked
 from autopar.solver import Solution, first_look
 from autopar.solver.goal import PLAN_GAP, Goal
+from autopar.solver.meter import Meter
 
 #: Under which the memo of a search has what was built, and how many of these: a stage has levels of recomputation.
 _BUILT, _MOST = "built", 4
@@ -58,9 +61,11 @@ class BuiltProblems:
         graph: of the problem.
         asked: of it.
         in_flight: microbatches in flight besides the one that runs, of which ``problems`` are.
-        problems: by mesh, and whether phases make copies of their own, under some limit.
+        problems: by mesh, and whether phases make copies of their counted, under some limit.
         looks: without a limit, by mesh and the seconds to stay below.
         unlimited: likewise, solutions that begin from a look.
+        key: of the graph and what is asked, the same in every process; None where something of it is a user's own.
+        meters: by what is kept here what it took.
     """
 
     graph: Graph
@@ -69,6 +74,22 @@ class BuiltProblems:
     problems: dict[tuple[LogicalMesh, bool], ShardingProblem] = field(default_factory=dict)
     looks: dict[tuple[LogicalMesh, float], Solution | None] = field(default_factory=dict)
     unlimited: dict[tuple[LogicalMesh, float, Solution | None], Solution] = field(default_factory=dict)
+    key: str | None = None
+    meters: dict[Hashable, Meter] = field(default_factory=dict)
+
+    def count(self, meter: Meter, what: tuple[Hashable, ...], name: str) -> None:
+        """Counts what something that is kept here took, once in a search.
+
+        Args:
+            meter: of who asks for it.
+            what: the key of its meter; the first time it is asked for it was computed.
+            name: of it, the same in every process.
+        """
+        if self.key is not None:
+            meter.keep(f"{self.key} {name}", self.meters[what])
+        elif (counted := self.meters.get(what)) is not None:
+            meter.merge(counted)
+            self.meters[what] = Meter()
 
     @property
     def entries(self) -> int:
@@ -99,7 +120,8 @@ def built_for(problem: Problem) -> BuiltProblems:
     for built in last.problems:
         if built.graph is problem.graph and built.asked == asked:
             return built
-    built = BuiltProblems(problem.graph, asked, problem.subproblem.extra_in_flight)
+    key = key_of_asked(problem.graph, asked.cluster, asked.cost_model, asked.options, asked.subproblem, asked.policy)
+    built = BuiltProblems(problem.graph, asked, problem.subproblem.extra_in_flight, key=key)
     problem.memo.keep(_BUILT, _LastBuilt([*last.problems[1 - _MOST :], built]))
     return built
 
@@ -135,17 +157,22 @@ def sharding_problem_of(problem: Problem, mesh: LogicalMesh, clock: Clock, *, sp
         built = built_for(problem)
         if (mesh, split_phases) not in built.problems:
             known = replace(problem.subproblem, extra_in_flight=built.in_flight)
-            in_form = replace(problem, subproblem=known)
+            counted = built.meters["problem", mesh, split_phases] = Meter()
+            in_form = replace(problem, subproblem=known, meter=counted)
             built.problems[mesh, split_phases] = build(in_form, mesh, split_phases=split_phases)
+        built.count(problem.meter, ("problem", mesh, split_phases), f"problem {mesh} {split_phases}")
         in_flight = problem.subproblem.extra_in_flight
         sharding_problem = with_in_flight(built.problems[mesh, split_phases], built.in_flight, in_flight)
-        limited = replace(sharding_problem.problem, limit_bytes=float(problem.memory_limit_bytes))
+        limited = replace(sharding_problem.problem, limit_bytes=float(problem.memory_limit_bytes), meter=problem.meter)
         return replace(sharding_problem, problem=limited)
 
 
 def unlimited_look(problem: Problem, sharding_problem: ShardingProblem, cutoff_s: float) -> Solution | None:
     """A look at a mesh, whose phases share copies, without the memory limit."""
-    looks, key = built_for(problem).looks, (sharding_problem.mesh, cutoff_s)
-    if key not in looks:
-        looks[key] = first_look(replace(sharding_problem.problem, limit_bytes=None), Goal(PLAN_GAP, cutoff_s))
-    return looks[key]
+    built, key = built_for(problem), (sharding_problem.mesh, cutoff_s)
+    if key not in built.looks:
+        counted = built.meters["look", *key] = Meter()
+        free = replace(sharding_problem.problem, limit_bytes=None, meter=counted)
+        built.looks[key] = first_look(free, Goal(PLAN_GAP, cutoff_s))
+    built.count(problem.meter, ("look", *key), f"look {sharding_problem.mesh} {cutoff_s!r}")
+    return built.looks[key]

@@ -11,6 +11,7 @@ from typing import Any
 from autopar.errors import AutoparError
 from autopar.plan import Plan
 from autopar.plan.text import bytes_text, gap_text, seconds_text, table
+from autopar.search.outcome import within_reach
 from autopar.search.problem import Problem
 from autopar.search.progress import Progress
 from autopar.search.registry import Strategy, cuts_stages, strategy_named
@@ -53,7 +54,7 @@ class Budgeted:
         b = self.budget
         options = replace(problem.options, time_limit_s=b.time_limit_s, steps=b.steps, seed=self.seed)
         reporting = replace(problem.reporting, progress=self.seen.append)
-        return self.strategy(replace(problem, options=options, reporting=reporting))
+        return within_reach(self.strategy(replace(problem, options=options, reporting=reporting)))
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ def without_estimates(policy: SearchPolicy) -> SearchPolicy:
     every = 10**9
     return replace(
         policy,
+        effort=replace(policy.effort, gap=0.0, large_gap=0.0, budget=None),
         sizes=replace(policy.sizes, tiny_operators=every, few_operators=every, small_operators=every),
         enumeration=replace(policy.enumeration, most_slicings=2_000),
         overlap=OverlapPolicy((0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 0.1, 0.5), stall_share=0.0, gap=1e-4),

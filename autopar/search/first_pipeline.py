@@ -24,6 +24,7 @@ from autopar.search.enumeration.candidates import (
 )
 from autopar.search.enumeration.search_space import is_small, most_microbatches, stage_counts
 from autopar.search.enumeration.whole_steps import by_likeness
+from autopar.search.outcome import Bounded
 from autopar.search.parallel import SERIAL, WorkerPool
 from autopar.search.partition.even import even_stages
 from autopar.search.partition.slicings import layers_of
@@ -32,7 +33,7 @@ from autopar.search.sketches import Sketches, sketch
 from autopar.search.source import StageSource
 
 
-def first_pipeline(problem: Problem, intra: Callable[[Problem], Plan]) -> Plan:
+def first_pipeline(problem: Problem, intra: Callable[[Problem], Plan | Bounded]) -> Plan:
     """The first even pipeline that fits.
 
     Args:
@@ -51,7 +52,7 @@ def first_pipeline(problem: Problem, intra: Callable[[Problem], Plan]) -> Plan:
 def first_plan(
     problem: Problem,
     source: StageSource,
-    intra: Callable[[Problem], Plan],
+    intra: Callable[[Problem], Plan | Bounded],
     clock: Clock,
     pool: WorkerPool = SERIAL,
 ) -> tuple[Plan, Candidate] | None:

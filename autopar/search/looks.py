@@ -89,7 +89,13 @@ def all_looked_at(problem: Problem, meshes: Sequence[LogicalMesh], cutoff_s: flo
                     looks.look, sharding_problem_of(problem, meshes[i], clock, split_phases=False)
                 )
                 if problem.subproblem.ample_memory and i == order[0] and looked[i].result().bound_s == math.inf:
-                    raise too_little(problem)  # the least of one mesh is about that of all
+                    first = looked[i].result()  # the least of one mesh is about that of all
+                    free = (
+                        None
+                        if first.sharding_problem.broken
+                        else unlimited_look(problem, first.sharding_problem, math.inf)
+                    )
+                    raise too_little(problem, [replace(first, solution=free)])
         except BaseException:
             thread.shutdown(cancel_futures=True)
             raise
@@ -136,10 +142,35 @@ def _distance(problem: Problem, mesh: LogicalMesh) -> float:
     return abs(math.log2(inner / min(node, problem.cluster.num_devices)))
 
 
-def too_little(problem: Problem) -> InfeasiblePlanError:
-    """That memory is not ample: the choice of no mesh without a limit keeps it."""
+class MemoryNotAmpleError(InfeasiblePlanError):
+    """The cheapest choice without a memory limit keeps the limit on no mesh.
+
+    Args:
+        fact: what does not fit.
+        estimate_s: seconds of the fastest of these choices; None where no mesh was looked at.
+    """
+
+    def __init__(self, fact: str, estimate_s: float | None = None) -> None:
+        super().__init__(fact)
+        self.estimate_s = estimate_s
+
+
+def too_little(problem: Problem, looked: Sequence[Looked] = ()) -> MemoryNotAmpleError:
+    """That memory is not ample: the choice of no mesh without a limit keeps it.
+
+    Args:
+        problem: what is planned.
+        looked: looks at its meshes.
+    """
+    choices = [(look.sharding_problem, look.solution) for look in looked if look.solution and look.solution.found]
+    estimate_s = None
+    if choices:
+        sharding_problem, least = min(choices, key=lambda pair: (pair[1].objective, str(pair[0].mesh)))
+        estimate_s = step_s(extract(problem, sharding_problem, least.choice))
     limit = bytes_text(problem.memory_limit_bytes)
-    return InfeasiblePlanError(f"{problem.graph.name} without a limit does not fit {limit} a device on any mesh")
+    return MemoryNotAmpleError(
+        f"{problem.graph.name} without a limit does not fit {limit} a device on any mesh", estimate_s
+    )
 
 
 def solve_mesh(

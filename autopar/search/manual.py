@@ -17,6 +17,7 @@ from autopar.search.enumeration.search_space import microbatch_counts
 from autopar.search.experts import expert_dims, expert_state
 from autopar.search.named import renamed
 from autopar.search.named_layouts import NamedAxes, NamedLayouts
+from autopar.search.outcome import within_reach
 from autopar.search.partition.even import even_stages
 from autopar.search.partitioned import PartitionedParameters
 from autopar.search.problem import Problem
@@ -142,7 +143,7 @@ class Manual:
         placements = tuple((table.worker_of(Task("forward", s, 0)) * per, per) for s in range(stages))
         candidate = Candidate(count, even_stages(layers, stages), placements, 0.0, layers.members)
         inside = _ManualStages(replace(self, pp=1, chunks=1, recompute="none"), self._tokens(problem.graph))
-        return renamed(plan_candidate(staged, problem.source, candidate, inside), "manual")
+        return renamed(within_reach(plan_candidate(staged, problem.source, candidate, inside)), "manual")
 
     def plan(self, problem: Problem, name: str, tokens: Mapping[str, int] | None = None) -> Plan:
         """The plan, under the name of a strategy.

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from autopar.errors import InfeasiblePlanError
 from autopar.plan import Plan
 from autopar.recompute import LEVELS, Level
+from autopar.search.outcome import Bounded
+from autopar.search.trail import Region
 from autopar.search.trials import Trials
 from autopar.sharding.padding import PaddedDim
 
@@ -37,6 +39,16 @@ class OneStage:
     padded: tuple[PaddedDim, ...] = ()
     backward_update: bool = False
     segment_layers: int = 0
+
+    @property
+    def region(self) -> Region:
+        """The region of the decision that it is."""
+        parts = ["attention in blocks"] * (self.block_scores > 0) + ["the update on hosts"] * self.host_update
+        parts += ["layers updated one at a time"] * self.layered_update + ["padding"] * bool(self.padded)
+        parts += ["layers updated in the backward loop"] * self.backward_update
+        parts += [f"segments of {self.segment_layers} layers"] * bool(self.segment_layers)
+        how = f"with {', '.join(parts)}" if parts else ""
+        return Region("one stage", ((1, 1),), (self.count,), "none", self.level, how)
 
     def described(self, error: InfeasiblePlanError) -> InfeasiblePlanError:
         """``error``, which says in how many microbatches, and with what recomputation."""
@@ -91,8 +103,8 @@ def one_stage(
     shortage: Shortage = Shortage(),
     cutoff_s: float = math.inf,
     looks: Trials[OneStage, Plan] | None = None,
-) -> Plan:
-    """The plan of one stage.
+) -> Plan | Bounded:
+    """The plan of one stage; `Bounded` where none is found to stay below ``cutoff_s``.
 
     One microbatch is taken and nothing recomputed where that fits. Where memory is short of it, stacks of layers are
     updated inside of the backward loop, if that may be and is as fast. Else the fewest microbatches are taken with
@@ -115,7 +127,7 @@ def one_stage(
             strategy has no looks; None of other steps.
 
     Raises:
-        InfeasiblePlanError: no configuration fits, or none is found to stay below ``cutoff_s``.
+        InfeasiblePlanError: no configuration fits.
         MicrobatchError: no number of microbatches is possible.
     """
     levels = [first_configuration(counts, remat).level, *(LEVELS[1:] if remat == "auto" else ())]
@@ -142,11 +154,13 @@ def one_stage(
     return _planned(trials, plan)
 
 
-def _planned(trials: Trials[OneStage, Plan], plan: Plan | None) -> Plan:
+def _planned(trials: Trials[OneStage, Plan], plan: Plan | None) -> Plan | Bounded:
     """The plan; where there is none why."""
-    if plan is None:
-        raise trials.error()
-    return plan
+    if plan is not None:
+        return plan
+    if trials.bounded is not None:
+        return trials.bounded
+    raise trials.error()
 
 
 def in_blocks(
@@ -231,19 +245,19 @@ def _in_device_memory(
     """
     counts = [c.count for c in plain]
     plan = trials.first(plain[:1], cutoff_s)
-    short = trials.not_faster is None if plan is None else plan.content.memory_bound
+    short = trials.bounded is None if plan is None else plan.content.memory_bound
     in_loop = short and counts[0] == 1 and shortage.backward_update()
     if in_loop:
         updated = [replace(plain[0], backward_update=True)]
         plans = trials.run(updated, cutoff_s=cutoff_s if plan is None else plan.step_time)
         plan = min((p for p in (plan, *plans) if p is not None), key=_seconds, default=None)
-    if plan is None and trials.not_faster is None:
+    if plan is None and trials.bounded is None:
         may_fit = set(shortage.may_fit(counts[1:]) if len(counts) > 2 else counts)
         some = [c for c in plain[1:] if c.count in may_fit]
         plan = trials.first(some, cutoff_s) or _recomputed(trials, counts, more, cutoff_s)
-    if plan is None and trials.not_faster is None and in_loop:
+    if plan is None and trials.bounded is None and in_loop:
         plan = trials.first([replace(plain[0], level=level, backward_update=True) for level in more], cutoff_s)
-    if not short or (plan is None and trials.not_faster is not None):
+    if not short or (plan is None and trials.bounded is not None):
         return plan
     return _in_segments(trials, counts, replace(plain[0], backward_update=in_loop), plan, shortage, cutoff_s)
 
@@ -275,7 +289,7 @@ def _in_segments(
             return plan
     segmented = trials.first(forms, cutoff_s if plan is None else min(cutoff_s, plan.step_time))
     possible = trials.possible(counts)
-    if segmented is None and plan is None and len(possible) > 1 and trials.not_faster is None:
+    if segmented is None and plan is None and len(possible) > 1 and trials.bounded is None:
         least = replace(forms[0], backward_update=False)
         segmented = trials.first([replace(least, count=possible[-1])], cutoff_s)
         if segmented is not None:
@@ -293,10 +307,10 @@ def _recomputed(
     accumulated next to it.
     """
     possible = trials.possible(counts)
-    if not levels or not possible or trials.not_faster is not None:
+    if not levels or not possible or trials.bounded is not None:
         return None
     plan = trials.first([OneStage(possible[-1], levels[-1])], cutoff_s)
-    if plan is not None or trials.not_faster is not None:
+    if plan is not None or trials.bounded is not None:
         between = [OneStage(count, level) for level in levels for count in possible]
         return trials.first(between[:-1], cutoff_s) or plan
     return trials.first([OneStage(possible[0], level) for level in levels], cutoff_s) if len(possible) > 1 else None

@@ -14,12 +14,14 @@ from autopar.schedule import get
 from autopar.search.clock import Clock
 from autopar.search.composition.schedules import with_launches
 from autopar.search.enumeration.candidates import Candidate
+from autopar.search.outcome import Bounded
 from autopar.search.parallel import WorkerPool
-from autopar.search.problem import NotFasterError, Problem
+from autopar.search.problem import Problem
 from autopar.search.source import StageSource
 from autopar.search.stage_planning.busy import BusyStages
 from autopar.search.stage_planning.candidate import plan_candidate
 from autopar.search.stage_planning.shared import StagePlanCache
+from autopar.search.trail import Region
 from autopar.search.trials import Trials
 
 
@@ -62,19 +64,29 @@ class PipelineSearch:
         stage_plans: by the members of stages the plans that candidates share.
         busy: what stages take that were planned.
         planned: plans with what they are of.
+        form: "pipeline" or "branches".
     """
 
     problem: Problem
     source: StageSource
-    intra: Callable[[Problem], Plan]
+    intra: Callable[[Problem], Plan | Bounded]
     pool: WorkerPool
     clock: Clock
     stage_plans: dict[tuple[tuple[str, ...], ...], StagePlanCache] = field(default_factory=dict)
     busy: BusyStages = field(default_factory=BusyStages)
     planned: list[tuple[Plan, Candidate]] = field(default_factory=list)
+    form: str = "pipeline"
 
-    def attempt(self, trial: PipelineTrial, cutoff_s: float, explain: bool) -> Plan:
+    def attempt(self, trial: PipelineTrial, cutoff_s: float, explain: bool) -> Plan | Bounded:
         """The plan of a candidate; see `Trials`."""
+        problem, candidate = self.problem, trial.candidate
+        problem.spend()
+        name = "" if candidate.schedule is None else candidate.schedule.name
+        region = Region.of_stages(self.form, [len(candidate.members)], [candidate.count], name)
+        limit = problem.memory_limit_bytes
+        return problem.trail.tried(region, problem.meter, limit, lambda: self._attempt(trial, cutoff_s))
+
+    def _attempt(self, trial: PipelineTrial, cutoff_s: float) -> Plan | Bounded:
         problem, candidate = self.problem, trial.candidate
         cache = self.stage_plans.setdefault(candidate.members, {}) if trial.shares_stages else None
         with self.clock.phase("stages"):
@@ -88,8 +100,10 @@ class PipelineSearch:
                 if not trial.is_optional:
                     raise
                 raise InfeasiblePlanError(error.fact, cause=error.cause, remedy=error.remedy) from error
+        if isinstance(plan, Bounded):
+            return plan
         if trial.below_s < math.inf and launched_s(problem, plan, plan.schedule, trial.candidate) >= trial.below_s:
-            raise NotFasterError(f"schedule {plan.schedule} is not faster")
+            return Bounded(f"schedule {plan.schedule} is timed as no faster", plan.step_time)
         self.planned.append((plan, candidate))
         return plan
 
@@ -122,21 +136,23 @@ def _considered(plans: Sequence[Plan], best: Plan) -> tuple[Considered, ...]:
     )
 
 
-def nothing_planned(
-    problem: Problem, trials: Trials[PipelineTrial, Plan]
-) -> ConstraintError | InfeasiblePlanError | MicrobatchError:
-    """The first failure, a constraint itself where stages were asked for; where nothing was tried, why."""
+def nothing_planned(problem: Problem, trials: Trials[PipelineTrial, Plan]) -> Bounded:
+    """That nothing is faster than the plan at hand.
+
+    Raises:
+        ConstraintError: a constraint where stages were asked for.
+        InfeasiblePlanError: the first failure; where nothing was tried, why.
+        MicrobatchError: the first failure.
+    """
     failures: list[InfeasiblePlanError | MicrobatchError] = [*trials.failures.values(), *trials.impossible.values()]
     if failures:
         cause = failures[0].__cause__
-        return cause if isinstance(cause, ConstraintError) and problem.options.num_stages is not None else failures[0]
+        raise cause if isinstance(cause, ConstraintError) and problem.options.num_stages is not None else failures[0]
+    if trials.bounded is not None:
+        return trials.bounded
     if problem.subproblem.cutoff_s < math.inf:
-        return NotFasterError(
-            f"no pipeline of {problem.graph.name} is estimated to take less than {problem.subproblem.cutoff_s:.6g} s",
-            cause="another plan is at hand that is as fast",
-            remedy="ask for num_stages to have one all the same",
-        )
-    return InfeasiblePlanError(
+        return Bounded("no slicing is estimated to be faster")
+    raise InfeasiblePlanError(
         f"no way to cut {problem.graph.name} into stages fits {problem.cluster.name}",
         cause="too few layers, devices or bytes for the number of stages",
         remedy="fewer stages, more microbatches, or a higher memory_limit",

@@ -25,6 +25,7 @@ from autopar.search.enumeration.search_space import is_large, is_of_few_operator
 from autopar.search.enumeration.shared_stages import shared_candidates
 from autopar.search.enumeration.tiny_steps import all_slicings
 from autopar.search.first_pipeline import fastest_of_equal_stages, first_plan
+from autopar.search.outcome import Bounded
 from autopar.search.parallel import WorkerPool, start_worker
 from autopar.search.pipeline_trials import (
     PipelineSearch,
@@ -44,8 +45,8 @@ from autopar.sharding.registry import registered_rules
 from autopar.stages import cluster
 
 
-def pipeline(problem: Problem, intra: Callable[[Problem], Plan]) -> Plan:
-    """The best plan with several stages.
+def pipeline(problem: Problem, intra: Callable[[Problem], Plan | Bounded]) -> Plan | Bounded:
+    """The best plan with several stages; `Bounded` where none is faster than the plan at hand.
 
     Args:
         problem: what is planned; it has a source.
@@ -68,7 +69,9 @@ def pipeline(problem: Problem, intra: Callable[[Problem], Plan]) -> Plan:
         return _best(problem, source, intra, pool)
 
 
-def _best(problem: Problem, source: StageSource, intra: Callable[[Problem], Plan], pool: WorkerPool) -> Plan:
+def _best(
+    problem: Problem, source: StageSource, intra: Callable[[Problem], Plan | Bounded], pool: WorkerPool
+) -> Plan | Bounded:
     """`pipeline`, with a pool of workers."""
     clock, o = Clock(), problem.options
     with clock.phase("slice"):
@@ -92,7 +95,7 @@ def _best(problem: Problem, source: StageSource, intra: Callable[[Problem], Plan
         if equal:
             plans += trials.run(_with_two_stages_per_worker(problem, source, min(equal, key=seconds_of)))
     if not plans:
-        raise nothing_planned(problem, trials)
+        return nothing_planned(problem, trials)
     return fastest_of(plans, clock)
 
 
@@ -110,7 +113,7 @@ def _of_few_slicings(search: PipelineSearch, trials: Trials[PipelineTrial, Plan]
     for candidates_of_round in _rounds(problem, search.source, search.pool, search.clock):
         some = map(PipelineTrial, candidates_of_round)
         plans = trials.run(some, seconds=seconds, cutoff_s=cutoff_s, ends=lambda _: both_given)
-        if plans or (known and trials.not_faster is not None):
+        if plans or (known and trials.bounded is not None):
             break
     if not plans or o.num_microbatches is not None:
         return plans or known
@@ -173,8 +176,11 @@ def _rounds(problem: Problem, source: StageSource, pool: WorkerPool, clock: Cloc
     slicing_modes = [(lambda stages: fewest_blocks(problem, stages), False), (None, False), (None, True)]
     for fewest, others in slicing_modes:
         with clock.phase("slice"):
+            some = candidates(problem, source, fewest, pool, others)
+            if isinstance(some, Bounded):
+                return
             ranked = sorted(
-                candidates(problem, source, fewest, pool, others),
+                some,
                 key=lambda c: (c.estimate_s, c.count, len(c.members)),
             )
         if others:
@@ -211,7 +217,8 @@ def _neighbours(problem: Problem, source: StageSource, plans: Sequence[Plan], po
         if count and (best.num_stages, count) not in planned:
             options = replace(problem.options, num_stages=best.num_stages, num_microbatches=count)
             with contextlib.suppress(MicrobatchError, ScheduleError):
-                yield from itertools.islice(candidates(replace(problem, options=options), source, None, pool, False), 1)
+                some = candidates(replace(problem, options=options), source, None, pool, False)
+                yield from () if isinstance(some, Bounded) else itertools.islice(some, 1)
 
 
 def _under_other_schedules(problem: Problem, candidate: Candidate, plan: Plan) -> Iterator[PipelineTrial]:
@@ -227,7 +234,7 @@ def _under_other_schedules(problem: Problem, candidate: Candidate, plan: Plan) -
             yield PipelineTrial(replace(candidate, schedule=get(name)), below_s, is_optional=True)
 
 
-def may_run_in_worker(problem: Problem, intra: Callable[[Problem], Plan]) -> bool:
+def may_run_in_worker(problem: Problem, intra: Callable[[Problem], Plan | Bounded]) -> bool:
     """Whether another process would plan stages as this one does, and nobody watches how."""
     importable = is_importable(intra) and not registered_rules()
     return importable and type(problem.cost_model) is CostModel and problem.reporting.progress is None

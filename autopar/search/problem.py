@@ -9,7 +9,6 @@ from typing import Any
 
 from autopar.cluster import Cluster
 from autopar.cost import CostModel
-from autopar.errors import InfeasiblePlanError
 from autopar.ir import Graph
 from autopar.plan import Plan
 from autopar.schedule.without_flush import updates_apart
@@ -19,10 +18,9 @@ from autopar.search.memo import Memo
 from autopar.search.policy import SearchPolicy
 from autopar.search.progress import Progress
 from autopar.search.source import StageSource
-
-
-class NotFasterError(InfeasiblePlanError):
-    """No plan takes less than `Subproblem.cutoff_s`."""
+from autopar.search.trail import Trail
+from autopar.search.work import units_of
+from autopar.solver.meter import Meter
 
 
 @dataclass(frozen=True)
@@ -145,6 +143,8 @@ class Problem:
         memo: what all problems of the search compute once.
         settings: those of jax under which the graph was traced, as text; None where they have none that is the same in
             every process.
+        meter: counts what planning it takes.
+        trail: takes note of what becomes of the regions of the decision.
     """
 
     graph: Graph
@@ -158,6 +158,8 @@ class Problem:
     anytime: Anytime | None = None
     memo: Memo = field(default_factory=Memo, compare=False, repr=False)
     settings: str | None = ""
+    meter: Meter = field(default_factory=Meter, compare=False, repr=False)
+    trail: Trail = field(default_factory=Trail, compare=False, repr=False)
 
     @property
     def memory_limit_bytes(self) -> int:
@@ -174,16 +176,15 @@ class Problem:
         if self.anytime is not None:
             self.anytime.checkpoint()
 
+    def spend(self) -> None:
+        """Called between two pieces of work, while no other thread counts. Raises as `checkpoint` does.
+
+        Where the budget of work units is spent the search ends, as soon as a plan is known.
+        """
+        if self.anytime is not None and self.policy.effort.budget is not None:
+            self.anytime.spent(units_of(self.meter))
+
     def log(self, text: str) -> None:
         """Tells a line of text to who listens."""
         if self.reporting.log is not None:
             self.reporting.log(text)
-
-
-def not_faster(problem: Problem, cutoff_s: float, why: str) -> NotFasterError:
-    """The error that says why no pipeline takes less than a plan that is at hand."""
-    return NotFasterError(
-        f"no pipeline of {problem.graph.name} takes less than {cutoff_s:.6g} s: {why}",
-        cause="another plan is at hand that is as fast",
-        remedy="ask for num_stages to have one all the same",
-    )

@@ -13,6 +13,7 @@ from autopar.plan import Plan
 from autopar.search.alpa import alpa
 from autopar.search.baselines import data_parallel, fsdp_tp, megatron, replicated, zero1, zero2, zero3
 from autopar.search.manual import manual
+from autopar.search.outcome import Bounded
 from autopar.search.problem import Problem
 from autopar.search.research.beam import beam
 from autopar.search.research.evolutionary import evolutionary
@@ -23,8 +24,9 @@ from autopar.search.research.pipedream import PipeDreamStrategy
 from autopar.search.research.random import random
 from autopar.search.research.reinforce import reinforce
 
-#: A search: what is to be planned -> the plan. Raises InfeasiblePlanError where nothing fits.
-Strategy: TypeAlias = Callable[[Problem], Plan]
+#: A search: what is to be planned -> the plan. Raises InfeasiblePlanError where nothing fits. It may say that no plan
+#: is faster than `Subproblem.cutoff_s`.
+Strategy: TypeAlias = Callable[[Problem], Plan | Bounded]
 
 #: Group of entry points under which other packages offer strategies.
 ENTRY_POINTS = "autopar.strategies"

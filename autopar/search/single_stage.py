@@ -22,8 +22,9 @@ from autopar.search.enumeration.whole_steps import counts_that_may_fit
 from autopar.search.looks import with_looks_only
 from autopar.search.notes import meetings
 from autopar.search.one_stage import OneStage, Shortage, first_configuration, in_blocks, one_stage, with_padding
+from autopar.search.outcome import Bounded
 from autopar.search.padding import padding_notes, paddings_of
-from autopar.search.problem import NotFasterError, Problem
+from autopar.search.problem import Problem
 from autopar.search.registry import Strategy, names_plan
 from autopar.search.segments import Segments
 from autopar.search.source import StepSource
@@ -42,7 +43,9 @@ class OneStagePlanner:
     strategy: Strategy
     cache: PlanCache | None = None
 
-    def ample(self, problem: Problem, step: StepSource, counts: Sequence[int] | None, cutoff_s: float) -> Plan:
+    def ample(
+        self, problem: Problem, step: StepSource, counts: Sequence[int] | None, cutoff_s: float
+    ) -> Plan | Bounded:
         """The plan of one stage in the first configuration, where memory is ample; arguments as of `best`."""
         roomy = replace(problem, subproblem=replace(problem.subproblem, ample_memory=True))
         o, blocks = problem.options, block_scores(problem)
@@ -50,6 +53,8 @@ class OneStagePlanner:
         if blocks and o.attention == "blocks":
             first = replace(first, block_scores=blocks)
         plan = self._attempt(roomy, step)(first, cutoff_s, False)
+        if isinstance(plan, Bounded):
+            return plan
         if is_best_of_one_stage(problem, plan):
             attempt = self._attempt(problem, step)
             if blocks and not first.block_scores:
@@ -59,8 +64,8 @@ class OneStagePlanner:
 
     def best(
         self, problem: Problem, step: StepSource, counts: Sequence[int] | None, cutoff_s: float = math.inf
-    ) -> Plan:
-        """The best plan.
+    ) -> Plan | Bounded:
+        """The best plan; `Bounded` where none is found to stay below ``cutoff_s``.
 
         Args:
             problem: the step in one microbatch, where it runs, and what is asked for; what is None is free.
@@ -85,7 +90,7 @@ class OneStagePlanner:
         in_backward = BackwardUpdate(step, o.offload)
         segments = Segments(problem, step, names_plan(self.strategy))
         shortage = Shortage(in_backward, may_fit, segments, problem.policy.stages.segment_cost)
-        plain: Plan | None = None
+        plain: Plan | Bounded | None = None
         failure: InfeasiblePlanError | MicrobatchError | None = None
         if not blocks or o.attention != "blocks":
             try:
@@ -102,24 +107,34 @@ class OneStagePlanner:
                 )
             except InfeasiblePlanError as error:
                 failure = error
-        if not blocks or isinstance(failure, MicrobatchError | NotFasterError):
-            plan = plain
-        else:
+        plan = plain
+        if blocks and not isinstance(plain, Bounded) and not isinstance(failure, MicrobatchError):
             trials = Trials(attempt)
             plan = in_blocks(trials, possible, o.remat, blocks, plain, layered, there, shortage) or plain
-            failure = failure or (None if plan is not None else trials.error())
+            if plan is None:
+                plan = trials.bounded
+                failure = failure or (None if plan is not None else trials.error())
+        if isinstance(plan, Bounded):
+            return plan
         if plan is None:
             assert failure is not None
             raise failure
         plan = in_backward.noted(with_padding(Trials(attempt), plan, paddings_of(problem, plan)))
         return self._bounded(problem, counts, plan)
 
-    def _attempt(self, problem: Problem, step: StepSource) -> Callable[[OneStage, float, bool], Plan]:
+    def _attempt(self, problem: Problem, step: StepSource) -> Callable[[OneStage, float, bool], Plan | Bounded]:
         """What plans one stage in a configuration; see `Trials`."""
 
         freedom = Freedom.of(problem)
 
-        def attempt(configuration: OneStage, cutoff_s: float, explain: bool) -> Plan:
+        def attempt(configuration: OneStage, cutoff_s: float, explain: bool) -> Plan | Bounded:
+            problem.spend()
+            if explain:  # it was tried before
+                return planned(configuration, cutoff_s, explain)
+            region, limit = configuration.region, problem.memory_limit_bytes
+            return problem.trail.tried(region, problem.meter, limit, lambda: planned(configuration, cutoff_s, explain))
+
+        def planned(configuration: OneStage, cutoff_s: float, explain: bool) -> Plan | Bounded:
             count, level = configuration.count, configuration.level
             c = configuration
             single = step.single_stage(
@@ -141,7 +156,10 @@ class OneStagePlanner:
                 return replace(plan, content=msgspec.structs.replace(content, notes=notes))
 
             looks = problem.anytime and Converted(problem.anytime, lambda p: bounded(in_form(p), problem, freedom))
-            plan = in_form(self._shard(replace(stage, graph=single.graph, anytime=looks)))
+            answer = self._shard(replace(stage, graph=single.graph, anytime=looks))
+            if isinstance(answer, Bounded):
+                return answer
+            plan = in_form(answer)
             problem.offer(bounded(plan, problem, freedom))
             return plan
 
@@ -157,7 +175,7 @@ class OneStagePlanner:
         free = o.num_stages is None or counts is None or o.remat == "auto" or plan.content.memory_bound
         return bounded(plan, problem, Freedom.of(problem)) if free else plan
 
-    def _shard(self, problem: Problem) -> Plan:
+    def _shard(self, problem: Problem) -> Plan | Bounded:
         problem.log(f"planning {len(problem.graph.operators)} operators for {problem.cluster}")
         return cached(self.strategy, self.cache)(problem)
 

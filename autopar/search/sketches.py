@@ -12,6 +12,7 @@ from autopar.errors import InfeasiblePlanError, ScheduleError
 from autopar.plan import Plan, PlanContent
 from autopar.search.enumeration.candidates import Candidate, in_other_microbatches
 from autopar.search.looks import with_looks_only
+from autopar.search.outcome import Bounded
 from autopar.search.parallel import SERIAL, WorkerPool
 from autopar.search.problem import Problem
 from autopar.search.source import StageSource
@@ -22,7 +23,7 @@ def sketch(
     problem: Problem,
     source: StageSource,
     candidate: Candidate,
-    intra: Callable[[Problem], Plan],
+    intra: Callable[[Problem], Plan | Bounded],
     pool: WorkerPool = SERIAL,
     negligible_cost: float = math.inf,
     cutoff_s: float = math.inf,
@@ -46,6 +47,8 @@ def sketch(
         plan = plan_candidate(hasty, source, looked_at, intra, pool, cutoff_s=cutoff_s)
     except (InfeasiblePlanError, ScheduleError):
         return None
+    if isinstance(plan, Bounded):
+        return None
     record = msgspec.structs.replace(plan.content.search, strategy="look")
     return replace(plan, content=msgspec.structs.replace(plan.content, search=record))
 
@@ -65,7 +68,7 @@ class Sketches:
 
     problem: Problem
     source: StageSource
-    intra: Callable[[Problem], Plan]
+    intra: Callable[[Problem], Plan | Bounded]
     pool: WorkerPool = SERIAL
     plans: list[tuple[Plan, Candidate]] = field(default_factory=list)
     tried: list[Candidate] = field(default_factory=list)
@@ -85,6 +88,7 @@ class Sketches:
             if candidate in self.tried or any(other == candidate for _, other in self.plans):
                 continue
             self.problem.checkpoint()
+            self.problem.spend()
             self.tried.append(candidate)
             cutoff_s = (1 - least_gain) * min((plan.step_time for plan, _ in self.plans), default=math.inf)
             cost = self.problem.policy.stages.sketch_cost

@@ -12,6 +12,7 @@ from autopar.plan import Plan
 from autopar.recompute import Level
 from autopar.search.constraints import Constraint, SharedStages
 from autopar.sharding.padding import PaddedDim
+from autopar.solver.meter import Meter
 from autopar.stages import StageMap, StageParts
 
 
@@ -110,6 +111,11 @@ class LayeredStep:
 class StepSource(Protocol):
     """A traced step in each of the forms that are planned."""
 
+    @property
+    def meter(self) -> Meter:
+        """Counts the operators of what is traced."""
+        ...
+
     def single_stage(
         self,
         num_microbatches: int,
@@ -170,6 +176,10 @@ class StepSource(Protocol):
 
 class StageSource(Protocol):
     """A traced step that can be cut."""
+
+    def metered(self, meter: Meter) -> StageSource:
+        """The same step, whose work another meter counts."""
+        ...
 
     def with_stages_after(self, after: tuple[tuple[int, ...], ...]) -> StageSource:
         """The same step where stages are a graph.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from autopar.errors import InfeasiblePlanError, MicrobatchError
-from autopar.search.problem import NotFasterError
+from autopar.search.outcome import Bounded
 
 
 class Configuration(Protocol):
@@ -34,15 +34,15 @@ class Trials(Generic[C, T]):
     """Plans configurations one after another and remembers what failed.
 
     Args:
-        attempt: plans a configuration, which must stay below so many seconds: it may raise NotFasterError. Where it
-            does not fit, the error says the least memory that would do only if the last argument says so.
+        attempt: plans a configuration, which must stay below so many seconds, else the answer may be `Bounded`. Where
+            it does not fit, the error says the least memory that would do only if the last argument says so.
     """
 
-    def __init__(self, attempt: Callable[[C, float, bool], T]) -> None:
+    def __init__(self, attempt: Callable[[C, float, bool], T | Bounded]) -> None:
         self.attempt = attempt
         self.failures: dict[C, InfeasiblePlanError] = {}
         self.impossible: dict[int, MicrobatchError] = {}
-        self.not_faster: NotFasterError | None = None
+        self.bounded: Bounded | None = None
 
     def run(
         self,
@@ -68,18 +68,21 @@ class Trials(Generic[C, T]):
                 continue
             fastest_s = min(map(seconds, plans), default=cutoff_s) if seconds else cutoff_s
             try:
-                plans.append(self.attempt(configuration, fastest_s, False))
+                answer = self.attempt(configuration, fastest_s, False)
             except MicrobatchError as error:
                 self.impossible[configuration.count] = error
-            except NotFasterError as error:
-                self.not_faster = error
-                if ends_when_slower:
-                    break
+                continue
             except InfeasiblePlanError as error:
                 self.failures[configuration] = error
-            else:
-                if ends(plans[-1]):
+                continue
+            if isinstance(answer, Bounded):
+                self.bounded = answer
+                if ends_when_slower:
                     break
+                continue
+            plans.append(answer)
+            if ends(answer):
+                break
         return plans
 
     def first(self, configurations: Iterable[C], cutoff_s: float = math.inf) -> T | None:
@@ -95,9 +98,7 @@ class Trials(Generic[C, T]):
         return [n for n in counts if n not in self.impossible]
 
     def error(self) -> InfeasiblePlanError | MicrobatchError:
-        """Where there is no plan: of all that failed the one that came nearest to the memory, with what would do."""
-        if self.not_faster is not None:
-            return self.not_faster
+        """Where nothing is planned: of all that failed the one that came nearest to the memory, with what would do."""
         if not self.failures:
             return next(iter(self.impossible.values()))
         nearest = min(self.failures, key=lambda configuration: _least(self.failures[configuration]))

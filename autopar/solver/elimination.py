@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from autopar.solver.meter import Meter, Work
 from autopar.solver.problem import Array, ChoiceProblem
 from autopar.solver.workspace import Workspace
 
@@ -48,15 +49,24 @@ class Bucket:
 
 @dataclass(frozen=True, eq=False)
 class Elimination:
-    """An order of elimination for one graph."""
+    """An order of elimination for one graph.
+
+    Args:
+        buckets: its steps.
+        entries: of all tables.
+        meter: counts them.
+    """
 
     buckets: tuple[Bucket, ...]
+    entries: int
+    meter: Meter
 
     def least(self, costs: Sequence[Array]) -> tuple[float, tuple[int, ...], list[Array]]:
         """The least total under node ``costs``, its choice (the first of equals, from the last bucket on) and tables.
 
         The tables are what `marginals` needs.
         """
+        self.meter.add(Work.ELIMINATED, self.entries)
         tables: list[Array] = []
         messages: list[list[tuple[tuple[int, ...], Array]]] = [[] for _ in self.buckets]
         total = 0.0
@@ -82,6 +92,7 @@ class Elimination:
 
     def marginals(self, total: float, tables: list[Array]) -> list[Array]:
         """Least total cost with each strategy of each node; overwrites ``tables`` (those of `least`)."""
+        self.meter.add(Work.ELIMINATED, self.entries)
         marginals: list[Array] = [np.zeros(0)] * len(tables)
         for at in range(len(tables) - 1, -1, -1):
             bucket, table = self.buckets[at], tables[at]
@@ -114,6 +125,7 @@ def plan_elimination(problem: ChoiceProblem, most_entries: int = MOST_ENTRIES) -
 
     Returns None where some table, or all together, would be too large.
     """
+    problem.meter.add(Work.REDUCED, problem.parts)
     space = Workspace.of(problem, ())
     sizes = [costs.size for costs in space.costs]
     around = [set(edges) for edges in space.edges]
@@ -140,7 +152,8 @@ def plan_elimination(problem: ChoiceProblem, most_entries: int = MOST_ENTRIES) -
             around[u] -= {u, v}
         for u in sorted(around[v]):
             heapq.heappush(heap, (weight(u), u))
-    return Elimination(tuple(_bucket(space, v, scope, position) for v, scope in scopes))
+    buckets = tuple(_bucket(space, v, scope, position) for v, scope in scopes)
+    return Elimination(buckets, entries, problem.meter)
 
 
 def _bucket(space: Workspace, v: int, around: set[int], position: dict[int, int]) -> Bucket:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from autopar.solver.base import Capabilities, SolverError
 from autopar.solver.evaluate import is_feasible, maximal_times, objective, within
 from autopar.solver.integer_program import SCALED_COST, IntegerProgram, build_program
+from autopar.solver.meter import Work
 from autopar.solver.problem import ChoiceProblem
 from autopar.solver.pulp_highs import HighsOutcome, run_highs
 from autopar.solver.solution import Solution, Status
@@ -78,6 +79,8 @@ class HighsSolver:
                 open_cost=self.open_cost * program.scale,
                 restarts=self.restarts,
             )
+            problem.meter.add(Work.MODELLED, program.costs.size)
+            problem.meter.add(Work.PIVOTED, program.costs.size * answer.iterations)
             if answer.status == "failed":
                 raise SolverError(f"HiGHS stopped with {answer.said!r} on {program.costs.size} columns")
             if answer.status == "infeasible":

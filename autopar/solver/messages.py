@@ -22,13 +22,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.solver.meter import Meter, Work
 from autopar.solver.problem import Array, ChoiceProblem
 from autopar.solver.workspace import Workspace
 
@@ -55,6 +56,7 @@ class Messages:
         size: sum of the magnitudes in the bound, for the rounding.
         sweeps: made so far.
         since: sweeps at the time when node costs last changed.
+        meter: counts sweeps.
     """
 
     costs: list[Array]
@@ -68,6 +70,7 @@ class Messages:
     size: float = 0.0
     sweeps: int = 0
     since: int = 0
+    meter: Meter = field(default_factory=Meter)
     _flat: Flat | None = None
 
     @staticmethod
@@ -97,6 +100,7 @@ class Messages:
             lowest,
             list(space.costs),
             shares,
+            meter=problem.meter,
         )
 
     @property
@@ -125,6 +129,7 @@ class Messages:
         flat = self._flat if self._flat is not None else self._flatten()
         valid = self.sweeps > self.since
         run = import_module("autopar.solver.sweeping").sweep  # loads numba, where that is installed
+        self.meter.add(Work.SWEPT, flat.tables.size // 2)
         self.size = float(run(flat, self.sweeps % 2 == 0, valid, self._sum(), self.rounding))
         self.taken, self.gains = flat.taken.tolist(), flat.gains.tolist()
         self.sweeps += 1

@@ -31,6 +31,7 @@ from importlib import import_module
 import numpy as np
 
 from autopar.solver.evaluate import maximal_times, within
+from autopar.solver.meter import Work
 from autopar.solver.problem import Array, ChoiceProblem
 from autopar.solver.workspace import NOISE, Removed, Workspace, fold_constants
 
@@ -87,6 +88,7 @@ def reduce_problem(problem: ChoiceProblem, times: Sequence[int] | None = None) -
     """
     if times is None:
         times = () if problem.limit_bytes is None else maximal_times(problem.usages)
+    problem.meter.add(Work.REDUCED, problem.parts)
     space = Workspace.of(problem, sorted(set(times)) if problem.limit_bytes is not None else ())
     space.infeasible = not within(0.0, problem.limit_bytes)
     if len(problem.nodes) >= _MANY:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.errors import AutoparError
+from autopar.solver.meter import Meter
 
 Array = NDArray[np.float64]
 
@@ -105,7 +106,7 @@ class Usage:
 
 @dataclass(frozen=True, eq=False)
 class ChoiceProblem:
-    """Nodes, edges, usages and the limit in bytes (None: no limit).
+    """Nodes, edges, usages and the limit in bytes (None: no limit); ``meter`` counts what solving it takes.
 
     Raises:
         ProblemError: where names repeat, an index names no node, a shape differs from the number of strategies
@@ -116,6 +117,7 @@ class ChoiceProblem:
     edges: tuple[Edge, ...]
     usages: tuple[Usage, ...] = field(default=())
     limit_bytes: float | None = None
+    meter: Meter = field(default_factory=Meter, repr=False)
 
     def __post_init__(self) -> None:
         sizes = [node.costs.size for node in self.nodes]
@@ -144,6 +146,11 @@ class ChoiceProblem:
     def columns(self) -> int:
         """Columns of the integer program: strategies, and their pairs on edges."""
         return sum(node.costs.size for node in self.nodes) + sum(edge.costs.size for edge in self.edges)
+
+    @property
+    def parts(self) -> int:
+        """Number of nodes and edges."""
+        return len(self.nodes) + len(self.edges)
 
     @property
     def combinations(self) -> int:

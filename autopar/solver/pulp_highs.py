@@ -32,12 +32,14 @@ class HighsOutcome:
         values: by column, where it has a feasible solution.
         bound: the scaled objective of no solution is less; -inf where unknown.
         said: HiGHS's own word for the status.
+        iterations: of its simplex methods, over all nodes of the tree.
     """
 
     status: str
     values: Array | None
     bound: float
     said: str
+    iterations: int
 
 
 def run_highs(
@@ -125,7 +127,8 @@ def _answer(model: Any) -> HighsOutcome:
     feasible = model.solutionStatusToString(info.primal_solution_status) == "Feasible"
     values = np.array(model.getSolution().col_value, dtype=np.float64) if feasible else None
     bound = float(info.mip_dual_bound)
-    return HighsOutcome(status, values, bound if math.isfinite(bound) else -math.inf, said)
+    iterations = max(0, int(info.simplex_iteration_count))
+    return HighsOutcome(status, values, bound if math.isfinite(bound) else -math.inf, said, iterations)
 
 
 class _Highs(pulp.HiGHS):  # type: ignore[misc]

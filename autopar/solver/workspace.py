@@ -151,7 +151,8 @@ class Workspace:
         nodes = tuple(Node(original.nodes[v].name, self.costs[v]) for v in kept)
         edges = tuple(Edge(at[u], at[v], self.edges[u][v]) for u in kept for v in sorted(self.edges[u]) if u < v)
         usages = tuple(Usage(at[v], first, last, used) for v in kept for first, last, used in self.usages[v])
-        return kept, ChoiceProblem(nodes, edges, usages, original.limit_bytes if usages else None)
+        limit_bytes = original.limit_bytes if usages else None
+        return kept, ChoiceProblem(nodes, edges, usages, limit_bytes, original.meter)
 
 
 def _runs(held: list[tuple[int, int, Array]]) -> list[tuple[int, int, Array]]:

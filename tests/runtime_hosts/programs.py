@@ -17,7 +17,6 @@ import jax.experimental.multihost_utils
 import numpy as np
 
 import autopar
-from autopar.runtime.interpreter import Worker
 
 STEPS = 5
 
@@ -324,29 +323,6 @@ def lose(o: dict[str, Any]) -> Any:
                 raise ValueError("no more data")
             os.kill(os.getpid(), signal.SIGKILL)
     return "did not end"
-
-
-def lose_in_step(o: dict[str, Any]) -> Any:
-    """Steps of a pipeline by lists, in the middle of one of which a process ends: others are at a send then."""
-    x = np.random.default_rng(0).normal(size=(16, 64)) / 64
-    options = {"search": autopar.search.Manual(dp=o["devices"], pp=o["processes"]), "num_stages": o["processes"]}
-    step = autopar.parallelize(dense_step, num_microbatches=4, schedule="1f1b", **options)
-    step.compile(jax.eval_shape(dense_state, jax.random.key(0)), x)
-    state = step.init(dense_state, jax.random.key(0))
-    state, loss = step(state, x)
-    float(loss)
-    carried_out, left = Worker.do, [o["instructions"]]
-
-    def do(worker: Worker, instruction: Any) -> Any:
-        left[0] -= 1
-        if left[0] < 0 and o["process"] == o["victim"]:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return carried_out(worker, instruction)
-
-    Worker.do = do  # type: ignore[method-assign]
-    print("RESULT " + json.dumps("in the step"), flush=True)
-    state, loss = step(state, x)
-    return float(loss)
 
 
 def alone(o: dict[str, Any]) -> Any:

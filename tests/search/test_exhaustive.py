@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
 import autopar
+from autopar import ParallelFunction
 from autopar.api.options import ParallelOptions
 from autopar.cli import main
 from autopar.cluster import Cluster
 from autopar.errors import AutoparError
+from autopar.search.effort import EFFORTS, with_effort
 from autopar.search.exhaustive_policy import without_estimates
-from autopar.search.policy import SearchPolicy
+from autopar.search.policy import EffortPolicy, SearchPolicy
 from examples import mlp
 from tests.search.problems import toy
 
@@ -55,9 +58,33 @@ def test_only_thresholds_of_effort_differ():
     assert policy.enumeration.most_slicings > SearchPolicy().enumeration.most_slicings
 
 
-def test_exhaustive_is_a_truth_value():
-    with pytest.raises(AutoparError, match="neither True nor False"):
-        ParallelOptions(exhaustive=3)
+def test_an_effort_is_one_of_four_words():
+    with pytest.raises(AutoparError, match="no effort of a search"):
+        ParallelOptions(effort="3")
+    told = CliRunner().invoke(main, ["plan", "x.py:f", "--effort", "3"])
+    assert told.exit_code == 2 and all(repr(word) in told.output for word in EFFORTS)
+
+
+def test_more_effort_searches_longer_and_is_never_slower():
+    fn, args = mlp.build(abstract=True, layers=4)
+    plans = [autopar.parallelize(fn, cluster=toy(2, nodes=2), effort=word).plan(*args) for word in EFFORTS[:3]]
+    works, seconds = ([getattr(p.search, name) for p in plans] for name in ("work", "step_time"))
+    assert works == sorted(works) and seconds == sorted(seconds, reverse=True)
+    gaps = [with_effort(SearchPolicy(), word).effort for word in EFFORTS]
+    assert [g.gap for g in gaps] == sorted((g.gap for g in gaps), reverse=True) and gaps[-1].budget is None
+
+
+def test_a_spent_budget_ends_with_the_best_plan_and_its_bound():
+    """The same plan on every machine, as no clock decides."""
+    fn, args = mlp.build(abstract=True, layers=4)
+    policy = replace(SearchPolicy(), effort=EffortPolicy(gap=0.0, large_gap=0.0, budget=1))
+    options = autopar.parallelize(fn, cluster=toy(4), donate_argnums=0).options
+    first, again = (ParallelFunction(fn, replace(options, policy=policy)).plan(*args) for _ in range(2))
+    (note,) = (n for n in first.notes if "budget of 1 work units" in n)
+    assert "may save" in note or "may find better" in note
+    assert first.to_json() == again.to_json()
+    whole = ParallelFunction(fn, replace(options, policy=replace(policy, effort=EffortPolicy(gap=0.0, budget=None))))
+    assert whole.plan(*args).search.work > first.search.work
 
 
 def test_the_command_line_knows_it():

@@ -12,7 +12,8 @@ from autopar.cluster import Cluster
 from autopar.errors import InfeasiblePlanError
 from autopar.plan import Plan
 from autopar.search.alpa import alpa
-from autopar.search.problem import NotFasterError, Problem
+from autopar.search.outcome import Bounded
+from autopar.search.problem import Problem
 from examples import mlp
 from tests.search.problems import problem_of, toy
 
@@ -68,8 +69,7 @@ def test_what_hides_is_no_part_of_the_seconds_to_stay_below() -> None:
     assert plan.step_time < 0.9 * plan.search.objective, "collectives hide, or are sent together"
     again = alpa(_on_nodes(cutoff_s=1.01 * plan.step_time))
     assert again.step_time == plan.step_time
-    with pytest.raises(NotFasterError):
-        alpa(_on_nodes(cutoff_s=0.1 * plan.step_time))
+    assert isinstance(alpa(_on_nodes(cutoff_s=0.1 * plan.step_time)), Bounded)
 
 
 @pytest.mark.slow

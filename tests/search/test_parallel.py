@@ -23,6 +23,7 @@ from autopar.search.parallel.process import NoAnswerError
 from autopar.search.pipelines import may_run_in_worker
 from autopar.search.policy import SearchPolicy, WorkerPolicy
 from autopar.sharding import register_rule, unregister_rule
+from autopar.solver.meter import Meter
 from examples import mlp
 from tests.search.problems import problem_of, toy, with_policy
 
@@ -48,7 +49,7 @@ class Slow:
         self.calls.append(args)
         self.begun.set()
         self.go.wait(60)
-        return ("there", *args)
+        return ("there", *args), Meter()
 
     def close(self):
         self.go.set()
@@ -197,7 +198,7 @@ def test_it_ends_with_the_process_that_began_it() -> None:
         "import math, time\n"
         "from autopar.search.parallel import Process\n"
         "p = Process.start()\n"
-        "assert p.call(math.sqrt, (4.0,)) == 2.0\n"
+        "assert p.call(math.sqrt, (4.0,))[0] == 2.0\n"
         "print(p.child.pid, flush=True)\n"
         "time.sleep(1000)\n"
     )
@@ -234,7 +235,9 @@ def test_a_pipeline_is_the_same_with_two_processes(monkeypatch: pytest.MonkeyPat
     assert not calls
     monkeypatch.setattr(pipelines, "start_worker", lambda worthwhile: Process.start() if worthwhile else None)
     result = Future.result
-    monkeypatch.setattr(Future, "result", lambda self: (self.done.wait(60), result(self))[1])  # the other makes all
+    monkeypatch.setattr(
+        Future, "result", lambda self, meter=None: (self.done.wait(60), result(self, meter))[1]
+    )  # the other makes all
     assert planned(0) == alone
     assert alpa in calls and len(calls) > 1
 

@@ -6,7 +6,7 @@ import pytest
 
 from autopar.errors import InfeasiblePlanError, MicrobatchError
 from autopar.search.one_stage import OneStage
-from autopar.search.problem import NotFasterError
+from autopar.search.outcome import Bounded
 from autopar.search.trials import Trials
 
 NEEDED = {OneStage(1, "none"): 90, OneStage(2, "none"): 50, OneStage(4, "full"): 20}
@@ -68,7 +68,7 @@ def test_each_is_given_the_seconds_of_the_fastest_before():
     def attempt(configuration, cutoff_s, explain):
         given.append(cutoff_s)
         if seconds[configuration] >= cutoff_s:
-            raise NotFasterError("not faster")
+            return Bounded("not faster")
         return seconds[configuration]
 
     assert Trials(attempt).run(seconds, seconds=float, cutoff_s=4.0) == [3.0, 2.0, 1.0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar, overload
@@ -16,6 +17,7 @@ from autopar.lower.step import Step
 from autopar.microbatch import Microbatching, analyze, analyze_with_barrier
 from autopar.recompute import Phases
 from autopar.search.source import Recomputation, Sliced
+from autopar.solver.meter import Meter, Work
 from autopar.stages import StageMap, StageParts, assign, stage_parts
 from autopar.stages.kinds import KindTable, StageKind, first_of_kind
 from autopar.stages.layers import Layers
@@ -80,20 +82,26 @@ class TracedStages:
         without_flush: whether its schedule has none, see `autopar.stages.assign`.
         after: where stages are a graph what each waits for, see there.
         block_scores: scores of one head from which attention of stages runs in blocks; 0 leaves it as it is.
+        meter: counts the operators of what is traced.
     """
 
     step: Step
     without_flush: bool = False
     after: tuple[tuple[int, ...], ...] = ()
     block_scores: int = 0
+    meter: Meter = field(default_factory=Meter)
     counts: dict[int, Microbatching] = field(default_factory=dict)
     cuts: dict[tuple[int, _Members], _Cut] = field(default_factory=dict)
     tables: dict[tuple[int, tuple[str, ...]], KindTable] = field(default_factory=dict)
-    traced: dict[tuple[object, ...], tuple[StageGraph, StageKind]] = field(default_factory=dict)
+    traced: dict[tuple[object, ...], tuple[StageGraph, StageKind, str]] = field(default_factory=dict)
 
     def with_stages_after(self, after: tuple[tuple[int, ...], ...]) -> TracedStages:
         """The same step where stages are a graph, each after those that ``after`` says."""
         return replace(self, after=after, cuts={}) if after else self
+
+    def metered(self, meter: Meter) -> TracedStages:
+        """The same step, whose work another meter counts."""
+        return replace(self, meter=meter)
 
     def microbatches(self, count: int) -> Microbatching:
         """The step in ``count`` microbatches."""
@@ -168,8 +176,10 @@ class TracedStages:
         layers = tuple(map(tuple, layer_ids))
         key = (count, kind.key, recomputation.level, layers)
         if key not in self.traced:
-            self.traced[key] = self._stage(cut, stage, recomputation), kind
-        source, old = self.traced[key]
+            digest = hashlib.sha256(repr(key).encode()).hexdigest()[:24]
+            self.traced[key] = self._stage(cut, stage, recomputation), kind, digest
+        source, old, digest = self.traced[key]
+        self.meter.keep(f"traced {digest}", Meter({Work.TRACED: len(source.graph.operators)}))
         if old is kind:
             return source.graph, _origins(source)
         return _renamed(source, old, kind, name, self.step.graph), _renamed_origins(source, old, kind)

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from dataclasses import replace
 from typing import Any
 
-from autopar.cluster import Cluster
-from autopar.cost import CostModel
 from autopar.errors import ScheduleError
 from autopar.ir import Graph, Operator
 from autopar.ir.text import graph_text
-from autopar.schedule import factory_named
 from autopar.schedule.registry import registered_schedules
 from autopar.search.constraints import shards_of
-from autopar.search.plain_data import NotPlainError, is_own, plain_data
-from autopar.search.policy import SearchPolicy, WorkerPolicy
-from autopar.search.problem import Options, Problem
+from autopar.search.plain_data import NotPlainError, plain_data
+from autopar.search.problem import Problem
+from autopar.search.problem_data import asked_data, class_name
 from autopar.sharding import rule_for
 from autopar.sharding.registry import registered_rules
 
@@ -54,13 +50,9 @@ def key_of(problem: Problem, planner: Any, environment_hash: str | None) -> str 
     try:
         data = {
             "planner": plain_data(planner),
-            "cluster": _cluster_data(problem.cluster),
-            "cost_model": _cost_model_data(problem.cost_model),
-            "options": _options_data(problem.options),
-            "subproblem": plain_data(problem.subproblem),
+            **asked_data(problem.cluster, problem.cost_model, problem.options, problem.subproblem, problem.policy),
+            "source": None if problem.source is None else class_name(problem.source),
             "settings": problem.settings,
-            "policy": plain_data(_deciding(problem.policy)),
-            "source": None if problem.source is None else _class_name(problem.source),
             "environment": environment_hash,
         }
     except (NotPlainError, ScheduleError):
@@ -81,42 +73,3 @@ def _without_line(graph: Graph, op: Operator) -> Operator:
     _, known = rule_for(op, graph.operand_types(op))
     keeps_line = not known or shards_of(op) is not None or op.primitive.endswith("_callback")
     return replace(op, regions=regions, source=op.source if keeps_line else "")
-
-
-def _deciding(policy: SearchPolicy) -> SearchPolicy:
-    """The thresholds that plans depend on: when a second process starts is none of them."""
-    return replace(policy, workers=WorkerPolicy())
-
-
-def _options_data(options: Options) -> dict[str, Any]:
-    """All options."""
-    fields = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
-    return {name: _schedule_data(v) if name == "schedule" else plain_data(v) for name, v in fields.items()}
-
-
-def _schedule_data(schedule: Any) -> Any:
-    """The word for a free schedule; the name of one, with the class that has it; or one with its options."""
-    if isinstance(schedule, str) and schedule not in ("auto", "none"):
-        return [schedule, _class_name(factory_named(schedule))]
-    return plain_data(schedule)
-
-
-def _cost_model_data(model: CostModel) -> dict[str, Any]:
-    """All that decides: of the constants what the model has made of them."""
-    parts = {f.name: getattr(model, f.name) for f in dataclasses.fields(model) if f.name != "constants"}
-    parts_data = {n: _cluster_data(v) if isinstance(v, Cluster) else plain_data(v) for n, v in parts.items()}
-    return {"class": _class_name(model), **parts_data}
-
-
-def _cluster_data(cluster: Cluster) -> str:
-    """The text that plans have of a cluster. One that runs on Ray is planned for as any other."""
-    _class_name(cluster)
-    return cluster.to_json()
-
-
-def _class_name(value: Any) -> str:
-    """Name of the class of a value, or of a class itself. NotPlainError where it is not autopar's own."""
-    kind = value if isinstance(value, type) else type(value)
-    if not is_own(kind):
-        raise NotPlainError(f"{kind.__qualname__} is not autopar's own")
-    return f"{kind.__module__}:{kind.__qualname__}"

@@ -7,16 +7,21 @@ import gzip
 import os
 import time
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+
+import msgspec
 
 from autopar._compat.private import private_folder, read_kept, write_whole
 from autopar.errors import PlanMismatchError
 from autopar.plan import Plan, PlanContent
 from autopar.plan.codec import encode
 from autopar.plan.details import NO_DETAILS, Details
+from autopar.plan.trail import TrailRow
 from autopar.search.plain_data import environment_hash
+from autopar.solver.meter import Meter, Work
 
 _SUFFIX = ".plan.gz"
 #: Of what `write_whole` has not finished.
@@ -59,7 +64,12 @@ class PlanCache:
         return None if plan is None else plan.content
 
     def get_plan(self, key: str) -> Plan | None:
-        """The plan kept under a key, which counts as used; None where there is none.
+        """The plan of `get_metered`."""
+        kept = self.get_metered(key)
+        return None if kept is None else kept[0]
+
+    def get_metered(self, key: str) -> tuple[Plan, Meter, Sequence[TrailRow]] | None:
+        """The plan kept under a key, which counts as used, with what it took and its trail; None where there is none.
 
         A file that is cut short, damaged or something else is removed.
         """
@@ -69,20 +79,27 @@ class PlanCache:
         except (OSError, ValueError):
             return None
         try:
-            plan = _unpacked(key, raw)
+            kept = _unpacked(key, raw)
         except (OSError, EOFError, ValueError, zlib.error, PlanMismatchError):
             with contextlib.suppress(OSError):
                 path.unlink()
             return None
         with contextlib.suppress(OSError):
             os.utime(path)
-        return plan
+        return kept
 
-    def put(self, key: str, content: PlanContent, details: Details = NO_DETAILS) -> None:
+    def put(
+        self,
+        key: str,
+        content: PlanContent,
+        details: Details = NO_DETAILS,
+        meter: Meter | None = None,
+        rows: Sequence[TrailRow] = (),
+    ) -> None:
         """Keeps a plan under a key, unless it is too large, its text does not give it back, or the disk is full."""
         with contextlib.suppress(OSError, ValueError, PlanMismatchError):
-            raw = _packed(key, content, details)
-            if len(raw) <= self.most_bytes and _unpacked(key, raw).content == content:
+            raw = _packed(key, encode(content, details), meter or Meter(), rows)
+            if len(raw) <= self.most_bytes and _unpacked(key, raw)[0].content == content:
                 private_folder(self.folder, tighten=True)
                 write_whole(self._path(key), raw, private=True)
                 self._drop_oldest()
@@ -126,12 +143,21 @@ def _removed(path: Path) -> bool:
     return True
 
 
-def _packed(key: str, content: PlanContent, details: Details) -> bytes:
-    return gzip.compress(f"{key}\n{encode(content, details)}".encode(), _EFFORT, mtime=0)
+class _Searched(msgspec.Struct):
+    """What planning took, by kind and by key of a store, and its trail."""
+
+    counts: dict[Work, int]
+    kept: dict[str, dict[Work, int]]
+    rows: tuple[TrailRow, ...]
 
 
-def _unpacked(key: str, raw: bytes) -> Plan:
-    """The plan in a file. ValueError and others where it holds none, or that of another key."""
+def _packed(key: str, plan: str, meter: Meter, rows: Sequence[TrailRow]) -> bytes:
+    searched = msgspec.json.encode(_Searched(meter.counts, meter.kept, tuple(rows))).decode()
+    return gzip.compress(f"{key}\n{searched}\n{plan}".encode(), _EFFORT, mtime=0)
+
+
+def _unpacked(key: str, raw: bytes) -> tuple[Plan, Meter, Sequence[TrailRow]]:
+    """The plan in a file, and what it took. ValueError and others where it holds none, or that of another key."""
     unpacker = zlib.decompressobj(_GZIP)
     data = unpacker.decompress(raw, _MOST_UNPACKED_BYTES)
     if not unpacker.eof or unpacker.unused_data:
@@ -139,4 +165,6 @@ def _unpacked(key: str, raw: bytes) -> Plan:
     head, _, text = data.partition(b"\n")
     if head != key.encode():
         raise ValueError(f"the file holds {head[:64]!r}")
-    return Plan.from_json(text)
+    searched, _, text = text.partition(b"\n")
+    known = msgspec.json.decode(searched, type=_Searched)
+    return Plan.from_json(text), Meter(known.counts, known.kept), known.rows

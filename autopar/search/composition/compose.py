@@ -26,11 +26,13 @@ from autopar.search.enumeration.candidates import (
 from autopar.search.problem import Problem
 from autopar.search.source import Sliced
 from autopar.search.stage_planning.memory import most_bytes, with_in_flight
+from autopar.solver.meter import Work
 
 
 def compose(problem: Problem, candidate: Candidate, sliced: Sliced, parts: Sequence[PlanContent], table: Table) -> Plan:
     """The plan of all stages together; ``parts`` are theirs, on their devices."""
     graph = problem.graph
+    problem.meter.add(Work.SCHEDULED, len(parts) * candidate.count)
     seconds, record = step_record(table, *pipeline_of(graph, sliced, parts, table, problem.cost_model))
     placed = [_with_sends(c, i, record, candidate.count, sliced) for i, c in enumerate(parts)]
     inputs, outputs = _records(problem, sliced, parts)

@@ -17,6 +17,7 @@ from autopar.search.enumeration.search_space import (
     microbatches_and_stages,
     stage_counts,
 )
+from autopar.search.outcome import Bounded
 from autopar.search.parallel import WorkerPool
 from autopar.search.partition.even import even_stages
 from autopar.search.partition.slicings import layers_of, slicings
@@ -78,15 +79,32 @@ def trains(problem: Problem) -> bool:
 
 def candidates(
     problem: Problem, source: StageSource, fewest: Callable[[int], int] | None, pool: WorkerPool, every: bool
-) -> Iterable[Candidate]:
+) -> Iterable[Candidate] | Bounded:
     """Ways to cut the step; ``fewest`` says from how many blocks on they are the layers, None that they never are.
 
-    With ``every`` those too that are the best in more or less memory than there is.
+    With ``every`` those too that are the best in more or less memory than there is. `Bounded` where layers as they are
+    priced say that none is faster than the plan at hand.
     """
     schedule = schedule_of(problem)
-    asked = problem.options.num_microbatches
     profilers: dict[tuple[int, Layers], LayerProfiler] = {}
-    for count, numbers in _numbers(problem, source, schedule, fewest, pool, profilers):
+    numbers = _numbers(problem, source, schedule, fewest, pool, profilers)
+    if isinstance(numbers, Bounded):
+        return numbers
+    return _candidates(problem, source, numbers, fewest, every, profilers, pool)
+
+
+def _candidates(
+    problem: Problem,
+    source: StageSource,
+    pairs: Iterable[tuple[int, list[int]]],
+    fewest: Callable[[int], int] | None,
+    every: bool,
+    profilers: dict[tuple[int, Layers], LayerProfiler],
+    pool: WorkerPool,
+) -> Iterator[Candidate]:
+    """Ways to cut the step in numbers of microbatches, each with numbers of stages; other arguments as above."""
+    schedule, asked = schedule_of(problem), problem.options.num_microbatches
+    for count, numbers in pairs:
         try:
             microbatching = source.microbatches(count)
         except MicrobatchError:
@@ -121,13 +139,16 @@ def _numbers(
     fewest: Callable[[int], int] | None,
     pool: WorkerPool,
     profilers: dict[tuple[int, Layers], LayerProfiler],
-) -> Iterable[tuple[int, list[int]]]:
+) -> Iterable[tuple[int, list[int]]] | Bounded:
     """Numbers of microbatches, each with the numbers of stages that are tried with it."""
     o = problem.options
     ranked = not is_large(problem) and not is_of_few_operators(problem)
     if ranked and o.num_microbatches is None and o.num_stages is None and schedule.chunks == 1:
         blocks = {s: fewest and fewest(s) for s in stage_counts(problem, schedule)}
-        if pairs := ranked_pairs(problem, source, schedule, blocks, pool, profilers):
+        pairs = ranked_pairs(problem, source, schedule, blocks, pool, profilers)
+        if isinstance(pairs, Bounded):
+            return pairs
+        if pairs:
             return [(count, [stages]) for count, stages in pairs]
     return microbatches_and_stages(problem, schedule)
 

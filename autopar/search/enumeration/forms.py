@@ -4,6 +4,7 @@ planned ones say."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +15,8 @@ from autopar.schedule import factory_named
 from autopar.schedule.branches import Branches
 from autopar.search.enumeration.search_space import is_large
 from autopar.search.enumeration.side_by_side import has_branches
-from autopar.search.problem import NotFasterError, Problem
+from autopar.search.looks import MemoryNotAmpleError
+from autopar.search.problem import Problem
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,11 @@ class Form:
     ample_memory: bool = False
     has_branches: bool = False
     is_even: bool = False
+
+    @property
+    def name(self) -> str:
+        """The form in words, as rows of the trail have it."""
+        return "branches" if self.has_branches else "pipeline" if self.is_pipeline else "one stage"
 
 
 ONE_STAGE = Form(is_pipeline=False)
@@ -114,12 +121,14 @@ class Tried:
         one_stage: the last plan of one stage; None before there is one.
         failures: why forms have no plan, that of one stage first.
         one_stage_is_slower: whether one stage takes longer than the best plan, however much memory there is.
+        one_stage_s: seconds of one stage whose memory is not ample, if it were; None where that is not known.
     """
 
     best: Plan | None = None
     one_stage: Plan | None = None
     failures: tuple[InfeasiblePlanError | MicrobatchError, ...] = ()
     one_stage_is_slower: bool = False
+    one_stage_s: float | None = None
 
     @property
     def cutoff_s(self) -> float:
@@ -151,5 +160,22 @@ class Tried:
     def failed(self, form: Form, error: InfeasiblePlanError | MicrobatchError) -> Tried:
         """With the failure of a form."""
         failures = (*self.failures, error) if form.is_pipeline else (error, *self.failures)
-        slower = form == AMPLE_STAGE and isinstance(error, NotFasterError)
-        return replace(self, failures=failures, one_stage_is_slower=self.one_stage_is_slower or slower)
+        one_stage_s = error.estimate_s if isinstance(error, MemoryNotAmpleError) else self.one_stage_s
+        return replace(self, failures=failures, one_stage_s=one_stage_s)
+
+    def closed(self, form: Form) -> Tried:
+        """With a form that is no faster than the best plan."""
+        return replace(self, one_stage_is_slower=self.one_stage_is_slower or form == AMPLE_STAGE)
+
+    def ordered(self, left: Sequence[Form], several_s: Callable[[], float], gap: float) -> tuple[Form, ...]:
+        """Forms that are left, one stage first where its estimate is less than that of all others.
+
+        Args:
+            left: forms in their order.
+            several_s: seconds that no plan of several stages is below.
+            gap: share of their step that such plans exceed that by, at least.
+        """
+        free = self.best is None and ONE_STAGE in left and self.one_stage_s is not None
+        if free and self.one_stage_s is not None and several_s() >= (1 - gap) * self.one_stage_s:
+            return (ONE_STAGE, *(form for form in left if form != ONE_STAGE))
+        return tuple(left)

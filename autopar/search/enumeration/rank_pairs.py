@@ -17,13 +17,15 @@ from autopar.errors import MicrobatchError, ScheduleError
 from autopar.microbatch import batch_size
 from autopar.schedule import Schedule
 from autopar.search.enumeration.search_space import is_small, stage_counts
+from autopar.search.outcome import Bounded
 from autopar.search.parallel import WorkerPool
 from autopar.search.partition.slicings import layers_of, slicings
 from autopar.search.partition.submesh import Submesh
-from autopar.search.problem import Problem, not_faster
+from autopar.search.problem import Problem
 from autopar.search.profiling.layer_costs import LayerCosts, RecomputationCosts
 from autopar.search.profiling.profiler import LayerProfiler
 from autopar.search.source import StageSource
+from autopar.search.trail import Region
 from autopar.stages import Layers
 
 
@@ -90,8 +92,10 @@ def ranked_pairs(
     fewest: Mapping[int, int | None],
     pool: WorkerPool,
     profilers: dict[tuple[int, Layers], LayerProfiler],
-) -> list[tuple[int, int]]:
+) -> list[tuple[int, int]] | Bounded:
     """A few pairs (microbatches, stages) that are worth slicing for; none where that is not known.
+
+    `Bounded` where all of them take longer by far than the plan at hand.
 
     Args:
         problem: what is planned; both numbers are free.
@@ -123,8 +127,12 @@ def ranked_pairs(
         ends = profilers[counts[0], few], profilers[counts[-1], many]
         by_cost += _pairs(ends, s, _possible(problem, schedule, s, counts))
     cutoff_s = problem.policy.partition.near_best * problem.subproblem.cutoff_s
+    for s in sorted({s for _, _, _, s in by_cost}):
+        of_stages = [(estimate_s, count) for _, estimate_s, count, number in by_cost if number == s]
+        region = Region.of_stages("pipeline", [s], sorted(count for _, count in of_stages))
+        problem.trail.close(region, Bounded("layers as they are priced, an estimate", min(of_stages)[0]))
     if by_cost and all(estimate_s >= cutoff_s for _, estimate_s, _, _ in by_cost):
-        raise not_faster(problem, problem.subproblem.cutoff_s, "layers as they are priced take longer by far")
+        return Bounded("layers as they are priced, an estimate", min(estimate_s for _, estimate_s, _, _ in by_cost))
     pairs = [(count, s) for _, estimate_s, count, s in sorted(by_cost) if estimate_s < cutoff_s]
     # Estimates err: the best few, and the best with another number of stages; of small models with each.
     firsts = {s: (count, s) for count, s in reversed(pairs)}

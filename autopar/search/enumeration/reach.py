@@ -22,39 +22,45 @@ from autopar.microbatch import batch_size
 from autopar.search.attention_blocks import block_scores
 from autopar.search.enumeration.candidates import schedule_of
 from autopar.search.enumeration.search_space import stage_counts
-from autopar.search.problem import Problem, not_faster
+from autopar.search.outcome import Bounded
+from autopar.search.problem import Problem
 from autopar.search.sure_work import sure_works
+from autopar.search.trail import Region
+
+#: What closes a number of stages, in words.
+EQUAL_STAGES = "equal stages that send nothing, an estimate"
 
 
-def may_be_faster(problem: Problem, counts: Sequence[int] | None, cutoff_s: float) -> None:
-    """Returns where a pipeline may take less than ``cutoff_s``.
+def closed_by_reach(problem: Problem, counts: Sequence[int] | None, cutoff_s: float) -> Bounded | None:
+    """That no pipeline takes less than ``cutoff_s``; None where one may.
+
+    At its best none does; or the devices are those of one process on a CPU, which runs programs of several devices one
+    after another, so that stages never overlap; or nothing is differentiated, on one node.
 
     Args:
         problem: the step in one microbatch.
         counts: numbers of microbatches that may be taken; None for all.
         cutoff_s: seconds of a plan that is at hand.
-
-    Raises:
-        NotFasterError: at its best none does; or the devices are those of one process on a CPU, which runs programs of
-            several devices one after another, so that stages never overlap; or nothing is differentiated, on one node.
     """
-    may_overlap(problem, cutoff_s)
+    if (closed := closed_without_overlap(problem)) is not None:
+        return closed
     trains = any(phase_of(op) == "backward" for op in problem.graph.operators)
     if problem.cluster.num_nodes == 1 and not trains:
-        raise not_faster(problem, cutoff_s, "without a backward pass the caller waits for each step")
-    reached_s = least_s(problem, counts)
-    if reached_s >= cutoff_s:
-        raise not_faster(problem, cutoff_s, f"at its best a pipeline takes {reached_s:.6g} s")
+        return Bounded("without a backward pass the caller waits for each step")
+    by_stages = least_by_stages(problem, counts)
+    reached_s = min(by_stages.values(), default=float("inf"))
+    if reached_s < cutoff_s:
+        return None
+    for stages, seconds in by_stages.items():
+        problem.trail.close(Region.of_stages("pipeline", [stages]), Bounded(EQUAL_STAGES, seconds))
+    return Bounded(EQUAL_STAGES, reached_s)
 
 
-def may_overlap(problem: Problem, cutoff_s: float) -> None:
-    """Returns where programs of several devices may run at once; arguments as of `may_be_faster`.
-
-    Raises:
-        NotFasterError: the devices are those of one process on a CPU.
-    """
+def closed_without_overlap(problem: Problem) -> Bounded | None:
+    """That programs of several devices never run at once, as those of one process on a CPU; None where they may."""
     if problem.cluster.num_nodes == 1 and all("cpu" in d.jax_kinds for d in problem.cluster.device_types):
-        raise not_faster(problem, cutoff_s, "stages in one process on a CPU do not overlap")
+        return Bounded("stages in one process on a CPU do not overlap")
+    return None
 
 
 def least_s(problem: Problem, counts: Sequence[int] | None) -> float:

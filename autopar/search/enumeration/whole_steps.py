@@ -29,15 +29,20 @@ from autopar.cluster import Cluster, LogicalMesh
 from autopar.errors import MicrobatchError
 from autopar.ir import Graph
 from autopar.microbatch import batch_size
-from autopar.search.enumeration.reach import least_by_stages
+from autopar.search.enumeration.reach import EQUAL_STAGES, least_by_stages
 from autopar.search.enumeration.search_space import may_have_stages, stages_of_whole_nodes, unevenness
 from autopar.search.intra import ShardingProblem, build, extract
 from autopar.search.intra.slack import step_s
-from autopar.search.problem import Problem, not_faster
+from autopar.search.outcome import Bounded
+from autopar.search.problem import Problem
 from autopar.search.source import StepSource
+from autopar.search.trail import Region
 from autopar.solver import Solution, first_look, solve
 from autopar.solver.goal import Goal
 from autopar.solver.memory import memory_floor
+
+#: What closes a number of stages, in words.
+_WHOLE_STEP = "the whole step on the devices of one stage with the bubble, an estimate"
 
 
 @dataclass(frozen=True)
@@ -67,8 +72,8 @@ class RankedPairs:
 
 def stages_that_may_be_faster(
     problem: Problem, step: StepSource, counts: Sequence[int] | None, cutoff_s: float, exposed: float
-) -> tuple[int, ...]:
-    """Numbers of stages with which a pipeline may take less than ``cutoff_s``.
+) -> tuple[int, ...] | Bounded:
+    """Numbers of stages with which a pipeline may take less than ``cutoff_s``; `Bounded` where there are none.
 
     Of numbers that do not divide the devices no equal stage is looked at: they are tried where one that does may be
     faster.
@@ -79,16 +84,15 @@ def stages_that_may_be_faster(
         counts: numbers of microbatches that may be taken; None for all.
         cutoff_s: seconds of a plan that is at hand.
         exposed: part of the seconds of computing and sending that a plan of one stage does not hide.
-
-    Raises:
-        NotFasterError: there are none.
     """
     devices, policy = problem.cluster.num_devices, problem.policy.enumeration
     size = batch_size(problem.graph) or 1
     possible = list(counts or [2**k for k in range(size.bit_length()) if size % 2**k == 0])
     faster, divides, uneven = list[int](), False, list[int]()
     for stages, least_s in sorted(least_by_stages(problem, counts).items()):
+        region = Region.of_stages("pipeline", [stages])
         if least_s >= cutoff_s:
+            problem.trail.close(region, Bounded(EQUAL_STAGES, least_s))
             continue
         if devices % stages:
             uneven.append(stages)
@@ -98,6 +102,7 @@ def stages_that_may_be_faster(
             count = max((n for n in possible if n <= policy.whole_step_microbatches * stages), default=min(possible))
             try:
                 if _takes_as_long(problem, step, stages, count, possible, cutoff_s / exposed):
+                    problem.trail.close(region, Bounded(_WHOLE_STEP, cutoff_s))
                     continue
             except MicrobatchError:
                 pass
@@ -105,14 +110,16 @@ def stages_that_may_be_faster(
     if faster or not divides:
         faster = sorted([*faster, *uneven])
     if not faster:
-        raise not_faster(problem, cutoff_s, "equal stages without a bubble take as long")
+        return Bounded(_WHOLE_STEP, cutoff_s)
     return tuple(faster)
 
 
 def ranked_on_whole_nodes(
     problem: Problem, step: StepSource, counts: Sequence[int] | None, exposed: float = 1.0
-) -> RankedPairs:
+) -> RankedPairs | Bounded:
     """Pairs (stages, microbatches) by rising estimate, on a cluster where stages are whole nodes.
+
+    `Bounded` where none may take less than the plan at hand.
 
     Estimates are as above. Numbers of stages are compared in a middle number of microbatches, and in the first of the
     others where they take as long as the plan at hand there; then the best of them in others. Pairs that would take as
@@ -123,9 +130,6 @@ def ranked_on_whole_nodes(
         step: in other forms.
         counts: numbers of microbatches that may be taken; None for all.
         exposed: part of the seconds of computing and sending that a plan of one stage does not hide.
-
-    Raises:
-        NotFasterError: none may take less than ``cutoff_s``.
     """
     policy, left = problem.policy.enumeration, problem.policy.schedules.bubble_left
     cutoff_s, size = problem.subproblem.cutoff_s, batch_size(problem.graph) or 1
@@ -165,8 +169,11 @@ def ranked_on_whole_nodes(
     for stages in dict.fromkeys(s for some in (best, chunked_best) for s in list(some)[: policy.most_ranked_stages]):
         for per_stage in policy.other_microbatches_per_stage:
             estimate(stages, per_stage)
+    for stages, count in sorted(looked):
+        region = Region.of_stages("pipeline", [stages], [count])
+        problem.trail.close(region, Bounded(_WHOLE_STEP, estimates.get((stages, count), cutoff_s)))
     if not estimates and not interleaved and cutoff_s < math.inf:
-        raise not_faster(problem, cutoff_s, "stages of whole nodes take as long")
+        return Bounded(_WHOLE_STEP, cutoff_s)
     chunked = sorted((seconds, *key) for key, seconds in interleaved.items())
     return RankedPairs(tuple(sorted((seconds, *pair) for pair, seconds in estimates.items())), tuple(chunked))
 

@@ -34,6 +34,7 @@ from autopar.search.intra.walk import GraphWalk
 from autopar.search.problem import Problem
 from autopar.solver import ChoiceProblem, Edge, Node
 from autopar.solver import Usage as SolverUsage
+from autopar.solver.meter import Work
 
 
 def build(problem: Problem, mesh: LogicalMesh, *, split_phases: bool = False) -> ShardingProblem:
@@ -81,7 +82,10 @@ def build(problem: Problem, mesh: LogicalMesh, *, split_phases: bool = False) ->
         edges=tuple(Edge(s, t, b.edges[s, t]) for s, t in sorted(b.edges) if costly[_base(b.edges[s, t])]),
         usages=tuple(SolverUsage(u.node, u.start, u.stop, u.bytes) for u in usage),
         limit_bytes=float(problem.memory_limit_bytes),
+        meter=problem.meter,
     )
+    problem.meter.add(Work.PARTS, choice.parts)
+    problem.meter.add(Work.CELLS, choice.columns)
     return ShardingProblem(
         choice,
         mesh,

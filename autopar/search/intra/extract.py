@@ -27,6 +27,7 @@ from autopar.search.intra.stage_loops import StageLoops, carried
 from autopar.search.intra.works import Works
 from autopar.search.problem import Problem
 from autopar.sharding.collective_matmul import Travels
+from autopar.solver.meter import Work
 
 _SHOWN_OPERATORS = 4
 
@@ -101,6 +102,7 @@ def extract(
         choice: strategy of each node of ``stated.problem``.
         thresholds: bytes up to which the compiler is asked to send collectives as one; None for its own.
     """
+    problem.meter.add(Work.EXTRACTED, len(sharding_problem.sites))
     layouts = value_layouts(sharding_problem, choice)
     copies = copy_layouts(sharding_problem, choice, layouts)
     by_work = Works(problem.graph, problem.cost_model, problem.subproblem.met)

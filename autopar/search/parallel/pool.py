@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from autopar.search.parallel.process import NoAnswerError, Process
+from autopar.search.parallel.recall import metered
+from autopar.solver.meter import Meter
 
 Result = TypeVar("Result")
 
@@ -24,6 +26,7 @@ class Future(Generic[Result]):
         taken: whether somebody makes it.
         done: set when there is an outcome.
         outcome: the function's answer, or an exception to raise; `NoAnswerError` where it has none.
+        meter: counts what the call takes.
     """
 
     function: Callable[..., Result]
@@ -33,6 +36,7 @@ class Future(Generic[Result]):
     taken: bool = False
     done: threading.Event = field(default_factory=threading.Event)
     outcome: Any = None
+    meter: Meter = field(default_factory=Meter)
 
     def take(self) -> bool:
         """Whether the caller is the first to take the call, and has to make it."""
@@ -40,10 +44,13 @@ class Future(Generic[Result]):
             first, self.taken = not self.taken, True
         return first
 
-    def result(self) -> Result:
+    def result(self, meter: Meter | None = None) -> Result:
         """The answer, or what the call raises. It is made here unless the other process has begun it.
 
         While that has not ended, calls of other futures are made here.
+
+        Args:
+            meter: counts what the call takes: of calls whose answer nobody asks for, nothing is counted.
         """
         if self.take():
             self.make()
@@ -57,6 +64,9 @@ class Future(Generic[Result]):
                     other.make()
         if isinstance(self.outcome, NoAnswerError):
             self.make()
+        if meter is not None:
+            meter.merge(self.meter)
+            self.meter = Meter()
         if isinstance(self.outcome, Exception):
             raise self.outcome
         answer: Result = self.outcome
@@ -64,8 +74,9 @@ class Future(Generic[Result]):
 
     def make(self) -> None:
         """Makes the call here."""
+        self.meter = Meter()
         try:
-            self.outcome = self.function(*self.args)
+            self.outcome = self.function(*(metered(a, self.meter) for a in self.args))
         except Exception as error:
             self.outcome = error
         self.done.set()
@@ -132,7 +143,7 @@ class WorkerPool:
                     return
                 continue
             if future.take():
-                future.outcome = process.call(future.function, future.args)
+                future.outcome, future.meter = process.call(future.function, future.args)
                 future.done.set()
 
 

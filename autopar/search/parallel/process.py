@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 from autopar.errors import AutoparError
+from autopar.solver.meter import Meter
 
 #: Run by the other process: it finds modules where this one does.
 _START = "import sys; sys.path[:] = {path!r}; from autopar.search.parallel.worker import main; main({descriptor})"
@@ -56,17 +57,20 @@ class Process:
                 return None
         return Process(child, near)
 
-    def call(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    def call(self, function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, Meter]:
         """What the function returns there, or the exception that it raises; `NoAnswerError` where none comes.
+
+        With the meter of the call.
 
         Whatever keeps an answer from coming is none of the function's errors: who waits computes it here. Another
         thread may fill a cache of an argument while it is pickled, which ends with a `RuntimeError`.
         """
         try:
             self.connection.send((function, args))
-            return self.connection.recv()
+            answer, counts, kept = self.connection.recv()
         except Exception as error:
-            return NoAnswerError(f"no answer from the worker process: {error!r}")
+            return NoAnswerError(f"no answer from the worker process: {error!r}"), Meter()
+        return answer, Meter(counts, kept)
 
     def close(self) -> None:
         """Ends it, whatever it is doing."""

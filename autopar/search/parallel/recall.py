@@ -9,8 +9,14 @@ from typing import TypeVar
 from autopar.ir import Graph
 from autopar.search.memo import Memo
 from autopar.search.problem import Problem
+from autopar.solver.meter import Meter
 
 Argument = TypeVar("Argument")
+
+
+def metered(argument: Argument, meter: Meter) -> Argument:
+    """A problem whose work is counted by a meter; anything else as it is."""
+    return replace(argument, meter=meter) if isinstance(argument, Problem) else argument
 
 
 @dataclass(eq=False)

@@ -9,7 +9,8 @@ from pickle import PickleError
 import autopar.search  # noqa: F401 -- loaded while the other process is still tracing
 from autopar.search.garbage import rare_collections
 from autopar.search.parallel.process import NoAnswerError
-from autopar.search.parallel.recall import Recall
+from autopar.search.parallel.recall import Recall, metered
+from autopar.solver.meter import Meter
 
 
 def main(descriptor: int) -> None:
@@ -26,13 +27,14 @@ def main(descriptor: int) -> None:
                 function, args = connection.recv()
             except EOFError:
                 return
+            meter = Meter()
             try:
-                answer = function(*map(recall.known, args))
+                answer = function(*(metered(recall.known(a), meter) for a in args))
             except Exception as error:
                 answer = error
             try:
-                connection.send(answer)
+                connection.send((answer, meter.counts, meter.kept))
             except BrokenPipeError:
                 return
             except (TypeError, AttributeError, PickleError) as error:
-                connection.send(NoAnswerError(f"the answer cannot be sent: {error}"))
+                connection.send((NoAnswerError(f"the answer cannot be sent: {error}"), {}, {}))

@@ -10,6 +10,7 @@ from autopar.search.partition.submesh import Submesh, of_equal_nodes, worthwhile
 from autopar.search.problem import Problem
 from autopar.search.profiling.layer_costs import CostsOfLayers, stage_costs
 from autopar.search.source import StageSource
+from autopar.solver.meter import Work
 from autopar.stages import Layers, cluster
 
 
@@ -58,6 +59,7 @@ def slicings(
     if not kinds:
         return
     costs = stage_costs(profiler, kinds)
+    problem.meter.add(Work.SLICED, costs.seconds.size * (1 + len(costs.others)))
     devices = [g.size for g in problem.cluster.groups]
     asked = problem.options.memory_limit_bytes
     limits = [asked or g.device.memory_bytes for g in problem.cluster.groups]

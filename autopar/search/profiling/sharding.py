@@ -19,10 +19,12 @@ from autopar.search.intra.extract import copy_layouts, memory_of, value_layouts
 from autopar.search.intra.stage_loops import StageLoops
 from autopar.search.parallel import SERIAL, Future, WorkerPool
 from autopar.search.problem import Problem, Reporting
+from autopar.search.problem_data import key_of_asked
 from autopar.search.profiling.layer_costs import LayerCosts, RecomputationCosts
 from autopar.search.source import Sliced
 from autopar.solver import HighsSolver, Solution, Status, first_look, solve
 from autopar.solver.goal import PLAN_GAP, Goal
+from autopar.solver.meter import Meter
 from autopar.stages import StageMap
 
 #: Under which the memo of a search has answers, and how many of these.
@@ -51,12 +53,14 @@ class PendingSharding:
         whole: where its operators are from.
         count: number of microbatches.
         answers: for each mesh, its choice problem and the answer.
+        key: of the problem, the same in every process; None where something of it is a user's own.
     """
 
     problem: Problem
     whole: Sliced
     count: int
     answers: tuple[Future[tuple[ShardingProblem, Solution]], ...]
+    key: str | None
 
     @staticmethod
     def of(
@@ -73,11 +77,19 @@ class PendingSharding:
         single = replace(problem, graph=whole.graphs[0], cluster=part, cost_model=cost_model, options=options)
         silent = replace(single, reporting=Reporting(), source=None, anytime=None)
         answers = tuple(_answer(silent, mesh, pool) for mesh in part.logical_meshes(shape))
-        return PendingSharding(single, whole, count, answers)
+        key = key_of_asked(silent.graph, part, cost_model, options, silent.subproblem, silent.policy)
+        return PendingSharding(single, whole, count, answers, key)
 
     def solved(self, by_layer: StageMap | None = None) -> LayerSharding:
         """The cheapest; by the layers of ``by_layer``, or of the whole."""
-        solved = [a for a in (future.result() for future in self.answers) if a[1].found]
+        every = [future.result() for future in self.answers]
+        for (sharding_problem, _), future in zip(every, self.answers, strict=True):
+            if self.key is None:
+                self.problem.meter.merge(future.meter)
+                future.meter = Meter()
+            else:
+                self.problem.meter.keep(f"{self.key} layers {sharding_problem.mesh}", future.meter)
+        solved = [a for a in every if a[1].found]
         assert solved, "without a memory limit there is always a choice"
         sharding_problem, answer = min(solved, key=lambda a: a[1].objective)
         return LayerSharding(

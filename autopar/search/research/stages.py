@@ -11,6 +11,7 @@ from autopar.search.alpa import alpa
 from autopar.search.enumeration.candidates import Candidate
 from autopar.search.enumeration.search_space import microbatch_counts
 from autopar.search.named import renamed
+from autopar.search.outcome import within_reach
 from autopar.search.problem import Problem
 from autopar.search.source import StageSource
 from autopar.search.stage_planning.candidate import plan_candidate
@@ -27,7 +28,7 @@ class Cut:
 
 def one_stage(problem: Problem, name: str) -> Plan:
     """The plan of one stage by the integer program, for problems that cannot be cut."""
-    return renamed(alpa(problem), name, f"{name}: one stage, as nothing was there to cut")
+    return renamed(within_reach(alpa(problem)), name, f"{name}: one stage, as nothing was there to cut")
 
 
 def cuttable(problem: Problem, name: str) -> Cut | None:
@@ -72,7 +73,7 @@ def best_candidate(cut: Cut, name: str, schedule: str, candidates: Iterable[Cand
         if len(plans) == policy.planned_candidates or len(failures) == policy.failed_candidates:
             break
         try:
-            plans.append(plan_candidate(problem, cut.source, candidate, alpa))
+            plans.append(within_reach(plan_candidate(problem, cut.source, candidate, alpa)))
         except (InfeasiblePlanError, ScheduleError) as error:
             failures.append(error)
     if plans:

@@ -17,7 +17,7 @@ from autopar.cluster import Cluster
 from autopar.ir import Graph
 from autopar.ir.fingerprint import fingerprint
 from autopar.plan import PlanContent
-from autopar.search.problem import NotFasterError
+from autopar.search.outcome import Bounded
 
 #: A stage: the fingerprint of its graph, its devices, the number of microbatches.
 _Key = tuple[str, str, int]
@@ -66,15 +66,10 @@ class BusyStages:
             yield before_s + busy_s
             before_s += forward_s
 
-    def check(self, keys: Mapping[int, _Key], cutoff_s: float) -> None:
-        """Returns where a pipeline may take less than ``cutoff_s``.
-
-        Raises:
-            NotFasterError: it does not.
-        """
+    def closed(self, keys: Mapping[int, _Key], cutoff_s: float) -> Bounded | None:
+        """That a pipeline takes ``cutoff_s`` or more; None where it may take less."""
         least_s = self.least_s(keys)
-        if least_s >= cutoff_s:
-            raise NotFasterError(f"{len(keys)} stages take at least {least_s:.6g} s, not less than {cutoff_s:.6g} s")
+        return Bounded("what its stages that are planned take", least_s) if least_s >= cutoff_s else None
 
 
 def least_of_looks_s(contents: Mapping[int, PlanContent], first: Sequence[int], count: int, left: float) -> float:

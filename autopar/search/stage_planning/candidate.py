@@ -28,8 +28,9 @@ from autopar.search.enumeration.candidates import (
     table_for,
 )
 from autopar.search.enumeration.search_space import is_small
+from autopar.search.outcome import Bounded, within_reach
 from autopar.search.parallel import SERIAL, WorkerPool
-from autopar.search.problem import NotFasterError, Problem
+from autopar.search.problem import Problem
 from autopar.search.source import StageSource
 from autopar.search.stage_planning.busy import BusyStages, least_of_looks_s
 from autopar.search.stage_planning.isomorphic import IsomorphicStages
@@ -44,13 +45,15 @@ def plan_candidate(
     problem: Problem,
     source: StageSource,
     candidate: Candidate,
-    intra: Callable[[Problem], Plan],
+    intra: Callable[[Problem], Plan | Bounded],
     pool: WorkerPool = SERIAL,
     cache: StagePlanCache | None = None,
     busy: BusyStages | None = None,
     cutoff_s: float = math.inf,
-) -> Plan:
+) -> Plan | Bounded:
     """The exact plan of a candidate: every stage planned on its submesh, the whole simulated.
+
+    `Bounded` where stages that are planned show that it takes ``cutoff_s`` or more.
 
     Args:
         problem: the whole.
@@ -65,7 +68,6 @@ def plan_candidate(
     Raises:
         InfeasiblePlanError: a stage does not fit.
         ScheduleError: examples meet, and the schedule asked for has no moment for that.
-        NotFasterError: stages that are planned show that it takes ``cutoff_s`` or more.
     """
     microbatching = source.microbatches(candidate.count)
     schedule = candidate.schedule or schedule_for(problem, microbatching)
@@ -78,6 +80,8 @@ def plan_candidate(
     )
     pipeline = ScheduledStages(problem, source, sliced, candidate.members, candidate.layers, table)
     parts = _planned_stages(pipeline, candidate, shared, busy or BusyStages(), cutoff_s)
+    if isinstance(parts, Bounded):
+        return parts
     if not fits(problem, sliced, parts, table):  # each stage does, and some worker has several
         parts = _sharing(pipeline, candidate, shared, parts)
     if candidate.schedule is None and problem.options.schedule == "auto":
@@ -91,8 +95,8 @@ def _planned_stages(
     shared: StagePlanner,
     busy: BusyStages,
     cutoff_s: float = math.inf,
-) -> list[PlanContent]:
-    """The plan of every stage, on its devices. NotFasterError where the pipeline takes ``cutoff_s`` or more."""
+) -> list[PlanContent] | Bounded:
+    """The plan of every stage, on its devices. `Bounded` where the pipeline takes ``cutoff_s`` or more."""
     order = _in_order(pipeline, looks=candidate.shares_plans)
     # Looks go on as long as those that are there say that it may be of use.
     sketching = candidate.shares_plans and cutoff_s < math.inf and has_stage_a_worker(pipeline.table)
@@ -100,7 +104,8 @@ def _planned_stages(
     if cutoff_s < math.inf and not pipeline.table.after and not candidate.shares_plans:
         cluster, count = pipeline.problem.cluster, candidate.count
         keys = {i: busy.key(pipeline.sliced.graphs[i], cluster.part(*candidate.devices[i]), count) for i in order}
-        busy.check(keys, cutoff_s)
+        if (closed := busy.closed(keys, cutoff_s)) is not None:
+            return closed
     if not sketching:
         submit_stages(pipeline, order, candidate.devices, shared)
     contents: dict[int, PlanContent] = {}
@@ -112,7 +117,10 @@ def _planned_stages(
         planner = by_kind.get(kind, shared)
         if not candidate.shares_plans and kind in by_kind and not _may_take(pipeline, i, tightest[kind]):
             planner = shared
-        contents[i] = plans.known(i) or plan_stage(pipeline, i, candidate.devices[i], planner, of_use_s)
+        answer = plans.known(i) or plan_stage(pipeline, i, candidate.devices[i], planner, of_use_s)
+        if isinstance(answer, Bounded):
+            return answer
+        contents[i] = answer
         plans.keep(i, contents[i])
         if kind not in by_kind:
             isomorphic = [j for j in order[n + 1 :] if pipeline.first(j) == kind]
@@ -120,14 +128,15 @@ def _planned_stages(
             by_kind[kind] = replace(shared, any_that_fits=_may_share(pipeline, candidate, contents[i], i))
             if not by_kind[kind].any_that_fits:
                 submit_like(pipeline, contents[i], isomorphic, candidate.devices, shared)
-            if sketching:
-                _check_looks(pipeline, contents, cutoff_s)
+            if sketching and (closed := _closed_by_looks(pipeline, contents, cutoff_s)) is not None:
+                return closed
         if sketching and n == 0:
             others = [j for j in order if pipeline.first(j) != kind]
             submit_stages(pipeline, others, candidate.devices, shared, cutoff_s)
         if keys:
             busy.add(keys[i], contents[i])
-            busy.check(keys, cutoff_s)
+            if (closed := busy.closed(keys, cutoff_s)) is not None:
+                return closed
     return [on_devices(contents[i], i, placement) for i, placement in enumerate(candidate.devices)]
 
 
@@ -150,17 +159,12 @@ def _in_order(pipeline: ScheduledStages, *, looks: bool) -> list[int]:
     return sorted(order, key=lambda i: i not in tightest)
 
 
-def _check_looks(pipeline: ScheduledStages, contents: Mapping[int, PlanContent], cutoff_s: float) -> None:
-    """Returns where stages that were looked at may be of a pipeline that takes less than ``cutoff_s``.
-
-    Raises:
-        NotFasterError: by an estimate they are not.
-    """
+def _closed_by_looks(pipeline: ScheduledStages, contents: Mapping[int, PlanContent], cutoff_s: float) -> Bounded | None:
+    """That a pipeline with stages that were looked at takes ``cutoff_s``, by an estimate; None where it may not."""
     first = [pipeline.first(stage) for stage in range(len(pipeline.members))]
     left = pipeline.problem.policy.schedules.bubble_left
     least_s = least_of_looks_s(contents, first, pipeline.table.num_microbatches, left)
-    if least_s >= cutoff_s:
-        raise NotFasterError(f"{len(first)} stages take about {least_s:.6g} s, not less than {cutoff_s:.6g} s")
+    return Bounded("looks at its kinds of stages", least_s) if least_s >= cutoff_s else None
 
 
 def _may_share(pipeline: ScheduledStages, candidate: Candidate, content: PlanContent, stage: int) -> bool:
@@ -239,7 +243,7 @@ def _within_limits(
     """
     problem, table, contents = pipeline.problem, pipeline.table, list[PlanContent]()
     for _ in range(attempts):
-        contents = _planned_stages(_within(pipeline, stage_limit), candidate, shared, BusyStages())
+        contents = within_reach(_planned_stages(_within(pipeline, stage_limit), candidate, shared, BusyStages()))
         if fits(problem, pipeline.sliced, contents, table):
             return contents
         needed = most_bytes(contents, pipeline.sliced, table)

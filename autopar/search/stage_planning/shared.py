@@ -12,8 +12,9 @@ from autopar.errors import InfeasiblePlanError
 from autopar.ir import Graph
 from autopar.ir.fingerprint import fingerprint
 from autopar.plan import Plan, PlanContent
+from autopar.search.outcome import Bounded
 from autopar.search.parallel import SERIAL, Future, WorkerPool
-from autopar.search.problem import NotFasterError, Problem
+from autopar.search.problem import Problem
 from autopar.simulate.memory import lasting_bytes
 
 
@@ -34,7 +35,7 @@ class _Slower:
     limit_bytes: float
     extra_in_flight: int
     cutoff_s: float
-    error: NotFasterError
+    bounded: Bounded
 
 
 #: Plans of stages by what they are of.
@@ -55,11 +56,11 @@ class StagePlanner:
         any_that_fits: whether the plan of an isomorphic stage is taken where it fits, though another might be faster.
     """
 
-    intra: Callable[[Problem], Plan]
+    intra: Callable[[Problem], Plan | Bounded]
     meshes: tuple[tuple[int, ...], ...] = ()
     pool: WorkerPool = SERIAL
     cache: StagePlanCache = field(default_factory=dict)
-    submitted: list[tuple[Problem, Future[Plan]]] = field(default_factory=list)
+    submitted: list[tuple[Problem, Future[Plan | Bounded]]] = field(default_factory=list)
     slower: dict[tuple[object, ...], list[_Slower]] = field(default_factory=dict)
     any_that_fits: bool = False
 
@@ -67,8 +68,10 @@ class StagePlanner:
         """Submits a stage to the pool, as it will be asked for."""
         self.submitted.append((stage_problem, self.pool.submit(self.intra, _silent(stage_problem))))
 
-    def plan(self, stage_problem: Problem, kind: tuple[object, ...], what: str) -> PlanContent:
+    def plan(self, stage_problem: Problem, kind: tuple[object, ...], what: str) -> PlanContent | Bounded:
         """The best plan of a stage: that of an isomorphic stage, or a new one.
+
+        `Bounded` where it takes the ``cutoff_s`` of the problem or more, or an isomorphic stage does.
 
         Args:
             stage_problem: the stage as a problem of its own.
@@ -77,7 +80,6 @@ class StagePlanner:
 
         Raises:
             InfeasiblePlanError: it does not fit.
-            NotFasterError: it takes the ``cutoff_s`` of the problem or more, or an isomorphic stage does.
         """
         limit, extra_in_flight, graph = (
             stage_problem.memory_limit_bytes,
@@ -98,17 +100,16 @@ class StagePlanner:
         for s in slower:
             # What takes as long within more takes as long within this.
             if limit <= s.limit_bytes and extra_in_flight >= s.extra_in_flight and cutoff_s <= s.cutoff_s:
-                raise s.error
+                return s.bounded
         stage_problem.log(f"planning {what}: {len(graph.operators)} operators on {stage_problem.cluster}")
         stage_problem.checkpoint()
         submitted = next((future for other, future in self.submitted if _is_same(stage_problem, other)), None)
-        try:
-            content = (self.intra(stage_problem) if submitted is None else submitted.result()).content
-        except NotFasterError as error:
-            slower.append(_Slower(limit, extra_in_flight, cutoff_s, error))
-            raise
-        cached.append(_Planned(graph, limit, extra_in_flight, content))
-        return content
+        plan = self.intra(stage_problem) if submitted is None else submitted.result(stage_problem.meter)
+        if isinstance(plan, Bounded):
+            slower.append(_Slower(limit, extra_in_flight, cutoff_s, plan))
+            return plan
+        cached.append(_Planned(graph, limit, extra_in_flight, plan.content))
+        return plan.content
 
 
 @dataclass
@@ -120,10 +121,10 @@ class CachedPlanner:
         cache: plans and errors by what they are of.
     """
 
-    intra: Callable[[Problem], Plan]
-    cache: dict[tuple[object, ...], Plan | InfeasiblePlanError] = field(default_factory=dict)
+    intra: Callable[[Problem], Plan | Bounded]
+    cache: dict[tuple[object, ...], Plan | Bounded | InfeasiblePlanError] = field(default_factory=dict)
 
-    def __call__(self, problem: Problem) -> Plan:
+    def __call__(self, problem: Problem) -> Plan | Bounded:
         """The plan of a stage."""
         graph = problem.graph
         ids = tuple(op.id for op in graph.operators)

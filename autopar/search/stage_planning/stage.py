@@ -18,7 +18,7 @@ from autopar.plan.text import bytes_text
 from autopar.schedule.offload import IN_TRANSFER
 from autopar.search.enumeration.search_space import is_small
 from autopar.search.intra.host import share_bytes
-from autopar.search.problem import NotFasterError
+from autopar.search.outcome import Bounded
 from autopar.search.stage_planning.memory import stage_bytes
 from autopar.search.stage_planning.recomputed import cost_of_limit_s, recomputed_s
 from autopar.search.stage_planning.shared import StagePlanner, renamed_content
@@ -38,11 +38,12 @@ def plan_stage(
     placement: tuple[int, int],
     shared: StagePlanner,
     cutoff_s: float = math.inf,
-) -> PlanContent:
+) -> PlanContent | Bounded:
     """The plan of one stage, within the memory that microbatches in flight leave.
 
     Nothing is recomputed where that fits as it would be without a limit, or for next to nothing more. Else the
     fastest of all levels that fit is taken, each also with microbatches that wait in host memory, where that may be.
+    `Bounded` where it takes ``cutoff_s`` or more.
 
     Args:
         pipeline: what is planned.
@@ -53,17 +54,11 @@ def plan_stage(
 
     Raises:
         InfeasiblePlanError: no level fits.
-        NotFasterError: it takes ``cutoff_s`` or more.
     """
     shape, asked = _first_shape(pipeline, stage, placement, shared), _shape_asked_for(pipeline, placement)
     if shape != asked:
-        try:
+        with contextlib.suppress(InfeasiblePlanError):
             return _on_mesh(pipeline, stage, placement, shape, shared, cutoff_s)
-        except NotFasterError:
-            if cutoff_s < math.inf:
-                raise
-        except InfeasiblePlanError:
-            pass
     return _on_mesh(pipeline, stage, placement, asked, shared, cutoff_s)
 
 
@@ -143,7 +138,7 @@ def _on_mesh(
     shape: tuple[int, ...] | None,
     shared: StagePlanner,
     cutoff_s: float,
-) -> PlanContent:
+) -> PlanContent | Bounded:
     """`plan_stage` on the logical mesh of a shape, or on all of them."""
     part, levels = pipeline.problem.cluster.part(*placement), levels_of(pipeline.problem)
     count = pipeline.table.num_microbatches
@@ -151,8 +146,11 @@ def _on_mesh(
 
     of_first: list[PlanContent] = []
 
-    def attempt(form: StageForm, cutoff_s: float, explain: bool) -> _PlannedForm:
-        content, free = _at_level(pipeline, stage, placement, form, shape, shared, cutoff_s)
+    def attempt(form: StageForm, cutoff_s: float, explain: bool) -> _PlannedForm | Bounded:
+        at_level = _at_level(pipeline, stage, placement, form, shape, shared, cutoff_s)
+        if isinstance(at_level, Bounded):
+            return at_level
+        content, free = at_level
         if form == first:
             of_first.append(content)
         return _PlannedForm(form, content, seconds_with_moves(content, pipeline.problem.cost_model.on(part)), free)
@@ -173,7 +171,7 @@ def _on_mesh(
 
     def forms() -> Iterator[StageForm]:
         yield first
-        if trials.not_faster is not None:  # all others do more work
+        if trials.bounded is not None:  # all others do more work
             return
         # After the host, the smallest: where it does not fit, nothing does that stays on the device.
         tried = [first, *offloaded, *filter(may_pay, more[-1:])]
@@ -187,7 +185,9 @@ def _on_mesh(
 
     plans = trials.run(forms(), cutoff_s=cutoff_s, seconds=lambda planned: planned.seconds, ends=ends)
     if not plans:
-        raise trials.not_faster or [*trials.impossible.values(), *trials.failures.values()][-1]
+        if trials.bounded is not None:
+            return trials.bounded
+        raise [*trials.impossible.values(), *trials.failures.values()][-1]
     return min(plans, key=lambda planned: planned.seconds).content
 
 
@@ -246,15 +246,17 @@ def _at_level(
     shape: tuple[int, ...] | None,
     shared: StagePlanner,
     cutoff_s: float,
-) -> tuple[PlanContent, bool]:
+) -> tuple[PlanContent, bool] | Bounded:
     """The plan in a form, and whether the limit had no part in it; it need not be found if it takes ``cutoff_s``."""
     of_stage = stage_problem(pipeline, stage, placement, form, shape, cutoff_s)
     options, extra = of_stage.problem.options, of_stage.problem.subproblem.extra_in_flight
 
-    def planned(limit_bytes: int) -> tuple[PlanContent, int]:
+    def planned(limit_bytes: int) -> tuple[PlanContent, int] | Bounded:
         """The plan within a limit, and the bytes that the stage needs by it in all."""
         within = replace(of_stage.problem, options=replace(options, memory_limit_bytes=limit_bytes))
         content = shared.plan(within, of_stage.kind, f"stage {stage + 1} of {len(pipeline.members)}")
+        if isinstance(content, Bounded):
+            return content
         if of_stage.graph is not within.graph:
             content = renamed_content(content, within.graph, of_stage.graph)
         content = content.in_form(form.level, of_stage.ends)
@@ -267,7 +269,10 @@ def _at_level(
 
     limit = of_stage.problem.memory_limit_bytes
     for _ in range(pipeline.problem.policy.stages.limit_attempts):
-        content, needed = planned(max(1, limit))
+        answer = planned(max(1, limit))
+        if isinstance(answer, Bounded):
+            return answer
+        content, needed = answer
         if needed <= of_stage.whole_bytes:
             return content, not content.memory_bound
         # What is over has to come off what this plan needs itself, which may be less than it was allowed.

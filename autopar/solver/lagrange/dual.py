@@ -22,6 +22,7 @@ import numpy as np
 from autopar.solver.evaluate import within
 from autopar.solver.lagrange.kernels import cost_of, decode, descend, held_by, priced, sweep
 from autopar.solver.lagrange.packed import Ints, Packed
+from autopar.solver.meter import Work
 from autopar.solver.problem import Array
 
 _AVERAGE = 0.1  # part of the newest excess in the average
@@ -85,6 +86,7 @@ class Dual:
     def look(self, costs: Array, sweeps: int = 1) -> float:
         """Sweeps at ``costs``, forward and backward; the bound of the last."""
         bound = -math.inf
+        self.packed.meter.add(Work.SWEPT, 2 * sweeps * self.packed.entries)
         for _ in range(sweeps):
             sweep(self.packed.graph, costs, self.messages, True)
             if time.monotonic() > self.deadline:

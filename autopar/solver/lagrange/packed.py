@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from autopar.solver.evaluate import maximal_times
 from autopar.solver.lagrange.contract import Contracted
 from autopar.solver.lagrange.pool import Pool
+from autopar.solver.meter import Meter, Work
 from autopar.solver.problem import Array, ChoiceProblem
 
 Ints = NDArray[np.int64]
@@ -82,6 +84,7 @@ class Packed:
         constant: cost of the nodes that have no choice.
         forbidden: stands for inf: more than any allowed choice costs.
         nodes: original number of each node.
+        meter: counts what solving it takes.
     """
 
     graph: PackedGraph
@@ -90,6 +93,15 @@ class Packed:
     constant: float
     forbidden: float
     nodes: tuple[int, ...]
+    meter: Meter
+
+    @cached_property
+    def entries(self) -> int:
+        """Entries of the tables of all edges, once each: what a sweep in one direction visits."""
+        graph = self.graph
+        sizes = np.diff(graph.first)
+        by_edge = np.repeat(sizes, np.diff(graph.edges))
+        return int((by_edge * sizes[graph.other]).sum()) // 2 if graph.other.size else 0
 
     @property
     def small(self) -> bool:
@@ -105,7 +117,9 @@ def pack(problem: ChoiceProblem, contracted: Contracted) -> Packed:
     constant = float(sum(node_costs[0] for node_costs in contracted.costs.values() if node_costs.size == 1))
     graph, forbidden = _graph(nodes, sizes, costs, contracted)
     memory = _memory(problem, nodes, sizes, contracted)
-    return Packed(graph, np.concatenate([*costs, np.zeros(0)]), memory, constant, forbidden, nodes)
+    problem.meter.add(Work.REDUCED, problem.parts)
+    every = np.concatenate([*costs, np.zeros(0)])
+    return Packed(graph, every, memory, constant, forbidden, nodes, problem.meter)
 
 
 def starts(sizes: Ints) -> Ints:

@@ -18,6 +18,7 @@ from autopar.solver.lagrange.kernels import cost_of, decode, held_by, priced, sw
 from autopar.solver.lagrange.packed import Ints, Packed
 from autopar.solver.lagrange.peaks import make_peaks
 from autopar.solver.lagrange.trees import Draws, State, walk
+from autopar.solver.meter import Work
 from autopar.solver.problem import Array
 
 _THREADS = 2
@@ -53,6 +54,12 @@ class Search:
     messages: Array
     seed: int
     _levels: dict[float, Array] = field(default_factory=dict)
+
+    @property
+    def _tree_entries(self) -> int:
+        """Entries of tables that a move visits, about: those inside of a tree of the mean size."""
+        nodes = max(1, self.packed.graph.first.size - 1)
+        return 1 + self.packed.entries * min(_NODES // 2, nodes) // nodes
 
     def run(self, start: Ints, deadline: float, rounds: int, bound: float) -> tuple[float, Ints]:
         """The cheapest choice found that obeys the limit, and its cost (inf where there is none).
@@ -100,6 +107,7 @@ class Search:
         packed = self.packed
         state = self._state(choice)
         draws = Draws(random.random(_FEW_DRAWS), random.exponential(size=_FEW_DRAWS), np.zeros(1, dtype=np.int64))
+        packed.meter.add(Work.WALKED, len(_DESCENT) * moves * self._tree_entries)
         for weight in _DESCENT:
             at_prices = self._priced(weight * prices)
             walk(packed.graph, packed.memory, packed.costs, at_prices, state, draws, moves, _NODES, 0.0)
@@ -115,6 +123,7 @@ class Search:
         weight = _WEIGHTS[(turn + 3 * thread) % len(_WEIGHTS)]
         noise = _NOISE * self._level(state) * left * left if (turn + thread) % 3 else 0.0
         moves = min(_MOVES, _MOVES_A_NODE * len(packed.nodes))
+        packed.meter.add(Work.WALKED, moves * self._tree_entries)
         walk(packed.graph, packed.memory, packed.costs, self._levels[weight], state, draws, moves, _NODES, noise)
         return state
 

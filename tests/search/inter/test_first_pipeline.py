@@ -9,9 +9,9 @@ import pytest
 
 import autopar
 from autopar.search.anytime import Incumbent
-from autopar.search.enumeration.forms import AMPLE_STAGE, EVEN_STAGES, PIPELINES, Tried, forms
+from autopar.search.enumeration.forms import AMPLE_STAGE, EVEN_STAGES, ONE_STAGE, PIPELINES, Tried, forms
+from autopar.search.looks import MemoryNotAmpleError
 from autopar.search.policy import SearchPolicy, SizePolicy
-from autopar.search.problem import NotFasterError
 from autopar.search.sketches import Sketches
 from examples import mlp
 from tests.search.problems import problem_of, toy, with_policy
@@ -92,8 +92,16 @@ def test_of_pipelines_the_faster_is_taken_however_little_it_saves():
 
 
 def test_one_stage_that_is_slower_whatever_the_memory_is_known():
-    slower = Tried().failed(AMPLE_STAGE, NotFasterError("slower"))
-    assert slower.one_stage_is_slower and not Tried().failed(PIPELINES, NotFasterError("slower")).one_stage_is_slower
+    assert Tried().closed(AMPLE_STAGE).one_stage_is_slower and not Tried().closed(PIPELINES).one_stage_is_slower
+    assert not Tried().failed(AMPLE_STAGE, MemoryNotAmpleError("too large")).one_stage_is_slower
+
+
+def test_one_stage_comes_first_where_its_estimate_is_near_the_bound_of_pipelines():
+    tried, left = Tried().failed(AMPLE_STAGE, MemoryNotAmpleError("too large", 2.0)), (PIPELINES, ONE_STAGE)
+    assert tried.ordered(left, lambda: 1.9, 0.1) == (ONE_STAGE, PIPELINES)
+    assert tried.ordered(left, lambda: 1.7, 0.1) == left
+    assert Tried().failed(AMPLE_STAGE, MemoryNotAmpleError("too large")).ordered(left, lambda: 9.0, 0.1) == left
+    assert tried.planned(PIPELINES, planned(LARGE), 0.0).ordered(left, lambda: 1.9, 0.1) == left
 
 
 def test_even_stages_are_a_form_of_large_clusters_alone():

@@ -9,12 +9,12 @@ import pytest
 
 import autopar
 from autopar.api.parallelize import parallelize_with
+from autopar.errors import InfeasiblePlanError
 from autopar.frontend import SignatureOptions, flatten_call, trace
 from autopar.search import alpa
 from autopar.search.built import built_for
 from autopar.search.memo import Memo
 from autopar.search.policy import SearchPolicy, SizePolicy
-from autopar.search.problem import InfeasiblePlanError
 from examples import gpt, mlp
 from tests.search.problems import problem_of, toy, with_policy
 

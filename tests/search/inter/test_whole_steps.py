@@ -10,7 +10,7 @@ import pytest
 from autopar.errors import MicrobatchError
 from autopar.search.enumeration import whole_steps
 from autopar.search.enumeration.whole_steps import stages_that_may_be_faster
-from autopar.search.problem import NotFasterError
+from autopar.search.outcome import Bounded
 from examples import mlp
 from tests.search.problems import problem_of, toy
 
@@ -36,10 +36,8 @@ def _tried(monkeypatch, u, v, cutoff_s, exposed=1.0, possible=lambda count: True
     monkeypatch.setattr(whole_steps, "_equal_stages_s", equal)
     monkeypatch.setattr(whole_steps, "least_by_stages", lambda problem, counts: dict.fromkeys((2, 4, 8), 0.0))
     step = SimpleNamespace(single_stage=single_stage)
-    try:
-        return stages_that_may_be_faster(_problem(), step, None, cutoff_s, exposed)
-    except NotFasterError:
-        return ()
+    faster = stages_that_may_be_faster(_problem(), step, None, cutoff_s, exposed)
+    return () if isinstance(faster, Bounded) else faster
 
 
 @pytest.mark.few(16)

@@ -1,0 +1,76 @@
+"""`Outcome`: what became of a region of the decision. It is a value: no exception says that a plan is slower."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A region has a plan.
+
+    Args:
+        step_s: seconds of its step.
+    """
+
+    step_s: float
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """No plan of a region is faster than the best known.
+
+    Args:
+        by: the bound, or the estimate, in words.
+        least_s: seconds of a step that it says; None where it says no number.
+    """
+
+    by: str
+    least_s: float | None = None
+
+
+@dataclass(frozen=True)
+class TooLarge:
+    """Nothing of a region fits the memory.
+
+    Args:
+        where: in words.
+        missing_bytes: bytes a device above the limit; None where not known.
+    """
+
+    where: str
+    missing_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Impossible:
+    """A region has no plan whatever the memory.
+
+    Args:
+        fact: why.
+    """
+
+    fact: str
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A rule of the enumeration leaves a region out: nothing is known of its plans.
+
+    Args:
+        rule: in words.
+    """
+
+    rule: str
+
+
+Outcome: TypeAlias = Planned | Bounded | TooLarge | Impossible | LeftOut
+
+Answer = TypeVar("Answer")
+
+
+def within_reach(answer: Answer | Bounded) -> Answer:
+    """An answer that nothing has to be faster than, so that no bound closes it."""
+    assert not isinstance(answer, Bounded), answer
+    return answer

@@ -1,0 +1,98 @@
+"""A problem as plain data: all that its plan depends on but its graph, and a key of both.
+
+`autopar.search.cache.key` makes the keys of plans on disk of it, `autopar.search.built` the keys under which work that
+is kept counts once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import replace
+from typing import Any
+
+from autopar.cluster import Cluster
+from autopar.cost import CostModel
+from autopar.errors import ScheduleError
+from autopar.ir import Graph
+from autopar.ir.text import graph_text
+from autopar.schedule import factory_named
+from autopar.search.plain_data import NotPlainError, is_own, plain_data
+from autopar.search.policy import SearchPolicy, WorkerPolicy
+from autopar.search.problem import Options, Subproblem
+
+
+def asked_data(
+    cluster: Cluster, cost_model: CostModel, options: Options, subproblem: Subproblem, policy: SearchPolicy
+) -> dict[str, Any]:
+    """Data for JSON of all that a plan depends on but its graph.
+
+    Raises:
+        NotPlainError: something of it is a user's own.
+        ScheduleError: no schedule has the name that is asked for.
+    """
+    return {
+        "cluster": _cluster_data(cluster),
+        "cost_model": _cost_model_data(cost_model),
+        "options": _options_data(options),
+        "subproblem": plain_data(subproblem),
+        "policy": plain_data(_deciding(policy)),
+    }
+
+
+def key_of_asked(
+    graph: Graph,
+    cluster: Cluster,
+    cost_model: CostModel,
+    options: Options,
+    subproblem: Subproblem,
+    policy: SearchPolicy,
+) -> str | None:
+    """A hash of a graph and of what is asked of it; None where something of it is a user's own."""
+    try:
+        data = asked_data(cluster, cost_model, options, subproblem, policy)
+    except (NotPlainError, ScheduleError):
+        return None
+    digest = hashlib.sha256(json.dumps(data, sort_keys=True).encode())
+    digest.update(graph_text(graph).encode())
+    return digest.hexdigest()[:24]
+
+
+def _deciding(policy: SearchPolicy) -> SearchPolicy:
+    """The thresholds that plans depend on: when a second process starts is none of them."""
+    return replace(policy, workers=WorkerPolicy())
+
+
+def _options_data(options: Options) -> dict[str, Any]:
+    """All options."""
+    fields = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
+    return {name: _schedule_data(v) if name == "schedule" else plain_data(v) for name, v in fields.items()}
+
+
+def _schedule_data(schedule: Any) -> Any:
+    """The word for a free schedule; the name of one, with the class that has it; or one with its options."""
+    if isinstance(schedule, str) and schedule not in ("auto", "none"):
+        return [schedule, class_name(factory_named(schedule))]
+    return plain_data(schedule)
+
+
+def _cost_model_data(model: CostModel) -> dict[str, Any]:
+    """All that decides: of the constants what the model has made of them."""
+    parts = {f.name: getattr(model, f.name) for f in dataclasses.fields(model) if f.name != "constants"}
+    parts_data = {n: _cluster_data(v) if isinstance(v, Cluster) else plain_data(v) for n, v in parts.items()}
+    return {"class": class_name(model), **parts_data}
+
+
+def _cluster_data(cluster: Cluster) -> str:
+    """The text that plans have of a cluster. One that runs on Ray is planned for as any other."""
+    class_name(cluster)
+    return cluster.to_json()
+
+
+def class_name(value: Any) -> str:
+    """Name of the class of a value, or of a class itself. NotPlainError where it is not autopar's own."""
+    kind = value if isinstance(value, type) else type(value)
+    if not is_own(kind):
+        raise NotPlainError(f"{kind.__qualname__} is not autopar's own")
+    return f"{kind.__module__}:{kind.__qualname__}"

@@ -72,6 +72,12 @@ class Device:
         convolution_efficiency: fraction of ``peak_flops`` reached by convolutions, by FLOPs; None: as other operators.
         kernel_gradient_efficiency: likewise of those whose window is larger than their result, as in gradients of
             kernels.
+        convolution_features: fraction of that which a convolution reaches whose result has so many features on the
+            device: kernels compute several at a time, and bring the windows into order once for all; None: 1.
+        kernel_gradient_features: likewise of those whose window is larger than their result.
+        kernel_gradient_images: fraction of that which one of fewer than ``few_features`` features reaches, by the
+            images that it sums over on the device; None: 1.
+        few_features: see ``kernel_gradient_images``.
         reorder_efficiency: fraction of ``memory_bandwidth`` reached where a product's or convolution's operand must be
             brought into another order first, by the bytes between elements that come to lie side by side; None: it
             takes no time.
@@ -96,6 +102,10 @@ class Device:
     jax_kinds: tuple[str, ...] = ()
     convolution_efficiency: Curve | None = None
     kernel_gradient_efficiency: Curve | None = None
+    convolution_features: Curve | None = None
+    kernel_gradient_features: Curve | None = None
+    kernel_gradient_images: Curve | None = None
+    few_features: int = 0
     reorder_efficiency: Curve | None = None
     reduction_efficiency: Curve | None = None
     first_touch_bandwidth: float | None = None

@@ -39,6 +39,10 @@ class _DeviceFile(_Strict, frozen=True):
     jax_kinds: list[_Text] = []
     convolution_efficiency: _Curve | None = None
     kernel_gradient_efficiency: _Curve | None = None
+    convolution_features: _Curve | None = None
+    kernel_gradient_features: _Curve | None = None
+    kernel_gradient_images: _Curve | None = None
+    few_features: Annotated[int, msgspec.Meta(ge=0)] = 0
     reorder_efficiency: _Curve | None = None
     reduction_efficiency: _Curve | None = None
     first_touch_bandwidth: _Positive | None = None
@@ -163,6 +167,10 @@ def _device(where: str, table: _DeviceFile) -> Device:
         jax_kinds=tuple(table.jax_kinds),
         convolution_efficiency=optional("convolution_efficiency"),
         kernel_gradient_efficiency=optional("kernel_gradient_efficiency"),
+        convolution_features=optional("convolution_features"),
+        kernel_gradient_features=optional("kernel_gradient_features"),
+        kernel_gradient_images=optional("kernel_gradient_images"),
+        few_features=table.few_features,
         reorder_efficiency=optional("reorder_efficiency"),
         reduction_efficiency=optional("reduction_efficiency"),
         first_touch_bandwidth=table.first_touch_bandwidth,
@@ -241,6 +249,10 @@ def plain(name: str, groups: Sequence[NodeGroup]) -> dict[str, Any]:
                 jax_kinds=list(g.device.jax_kinds),
                 convolution_efficiency=optional(g.device.convolution_efficiency),
                 kernel_gradient_efficiency=optional(g.device.kernel_gradient_efficiency),
+                convolution_features=optional(g.device.convolution_features),
+                kernel_gradient_features=optional(g.device.kernel_gradient_features),
+                kernel_gradient_images=optional(g.device.kernel_gradient_images),
+                few_features=g.device.few_features,
                 reorder_efficiency=optional(g.device.reorder_efficiency),
                 reduction_efficiency=optional(g.device.reduction_efficiency),
                 first_touch_bandwidth=g.device.first_touch_bandwidth,

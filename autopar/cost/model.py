@@ -246,13 +246,23 @@ class CostModel:
             return max(flops_s, float(self.moved_s(work.bytes / parts, starts, work.core)))
         special = [self._special_s(work, parts, d) for d in self.cluster.device_types]
         flops, bytes = work.flops / parts, work.bytes / parts
-        if not any(special) and not any(_efficiency(work, d) for d in self.cluster.device_types):
+        shares = [_features_share(work, d) for d in self.cluster.device_types]
+        kinds = any(_efficiency(work, d) for d in self.cluster.device_types)
+        if not any(special) and not kinds and set(shares) == {1.0}:
             return self.operator_s(flops, bytes, work.dtype, starts=not (work.fused and self.fuses))
         return max(
             (d.launch_s if self.launch_s is None else self.launch_s)
-            + roofline_s(flops, bytes, work.dtype, d, _efficiency(work, d))
+            + roofline_s(flops / share, bytes, work.dtype, d, _efficiency(work, d))
             + more_s
-            for d, more_s in zip(self.cluster.device_types, special, strict=True)
+            for d, more_s, share in zip(self.cluster.device_types, special, shares, strict=True)
+        )
+
+    @property
+    def counts_features(self) -> bool:
+        """Whether convolutions are priced by the features of their result, and by images, on one device."""
+        return any(
+            d.convolution_features or d.kernel_gradient_features or d.kernel_gradient_images
+            for d in self.cluster.device_types
         )
 
     def least_s(self, work: LeastWork, parts: float) -> float:
@@ -350,3 +360,16 @@ def _efficiency(work: KernelWork, device: Device) -> Curve | None:
     if work.kind == "kernel gradient" and device.kernel_gradient_efficiency is not None:
         return device.kernel_gradient_efficiency
     return device.convolution_efficiency if work.kind else None
+
+
+def _features_share(work: KernelWork, device: Device) -> float:
+    """What a convolution reaches of so few features, and images, over what it reaches of many."""
+    if not work.kind or not work.features:
+        return 1.0
+    if work.kind == "convolution":
+        return 1.0 if device.convolution_features is None else device.convolution_features.at(work.features)
+    by_features, by_images = device.kernel_gradient_features, device.kernel_gradient_images
+    share = 1.0 if by_features is None else by_features.at(work.features)
+    if by_images is None or work.features >= device.few_features:
+        return share
+    return share * by_images.at(work.images)

@@ -14,6 +14,8 @@ from autopar.ir import Attr, Operator, TensorType
 PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 
 Kind = Literal["", "convolution", "kernel gradient"]
+#: Features that kernels of convolutions compute together at least, on processors of many cores (tiles of cuDNN's).
+_LEAST_COLUMNS = 32
 #: Of the core of attention: nothing, all scores, those that a causal mask leaves.
 Core = Literal["", "whole", "causal"]
 
@@ -36,6 +38,8 @@ class KernelWork:
         fused: it runs inside of the kernel of who reads it.
         core: whether it is of the core of attention, which is one kernel in some programs; see `autopar.ir.attention`.
         backward: whether it is of the backward pass.
+        features: of a convolution's result on one device; 0 where that is not known, or of other operators.
+        images: that the gradient of a kernel sums over on one device; 0 likewise.
     """
 
     flops: float
@@ -50,6 +54,8 @@ class KernelWork:
     fused: bool = False
     core: Core = ""
     backward: bool = False
+    features: int = 0
+    images: int = 0
 
 
 @dataclass(frozen=True)
@@ -98,7 +104,7 @@ def matrices_of(
 ) -> Matrices | None:
     """The matrix products that a product or convolution is, of shapes on one device; None for other operators.
 
-    A convolution multiplies its windows, one a row, by its kernels, one a column.
+    A convolution multiplies its windows, one a row, by its kernels, one a column, in whole tiles of columns.
 
     Args:
         op: the operator; ``dot_general`` has the attribute ``dimension_numbers``, ``conv_general_dilated`` has
@@ -119,9 +125,10 @@ def matrices_of(
     if op.primitive == "conv_general_dilated":
         out, into, *window = op.ints("rhs_spec")
         kernel = operand_shapes[1]
-        columns = max(1, kernel[out])
+        features = max(1, kernel[out])
         depth = kernel[into] * math.prod(kernel[d] for d in window)
-        return Matrices(1, math.prod(result_shape) / columns, columns, depth, width)
+        columns = -(-features // _LEAST_COLUMNS) * _LEAST_COLUMNS
+        return Matrices(1, math.prod(result_shape) / features, columns, depth, width)
     return None
 
 

@@ -92,3 +92,31 @@ def test_nothing_takes_no_time_and_new_memory_only_where_there_is_much():
     assert _model(SPECIAL).first_touch_s(KEPT_BYTES) == pytest.approx(KEPT_BYTES / 2e9)
     assert _model(SPECIAL).first_touch_s(KEPT_BYTES - 1) == 0
     assert _model(SPECIAL, PLAIN).first_touch_s(4e9) == pytest.approx(2)
+
+
+FEATURES = replace(
+    PLAIN,
+    convolution_features=Curve(((4, 0.25), (32, 1.0))),
+    kernel_gradient_features=Curve(((8, 0.125), (64, 1.0))),
+    kernel_gradient_images=Curve(((1, 0.2), (8, 1.0))),
+    few_features=24,
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "features", "images", "share"),
+    [
+        ("convolution", 32, 1, 1.0),
+        ("convolution", 4, 1, 0.25),
+        ("kernel gradient", 64, 1, 1.0),
+        ("kernel gradient", 8, 8, 0.125),
+        ("kernel gradient", 8, 1, 0.025),
+        ("kernel gradient", 0, 0, 1.0),
+        ("", 4, 1, 1.0),
+    ],
+)
+def test_few_features_and_images_reach_less(kind, features, images, share):
+    """An eighth of the features is not eight times as fast; no other work is slower."""
+    work = KernelWork(1e9, 0.0, "f32", kind, features=features, images=images)
+    assert _model(FEATURES).work_s(work) == pytest.approx(1e-6 + 1e9 / (1e12 * share))
+    assert _model(PLAIN).work_s(work) == pytest.approx(1e-6 + 1e-3)

@@ -188,6 +188,17 @@ def test_few_small_images_are_split_throughout() -> None:
     assert sent["all-reduce"] + sent["all-gather"] + sent["reduce-scatter"] <= 2 * weights + statistics
 
 
+def test_cpus_split_space_and_keep_images_together() -> None:
+    """XLA for CPUs sums kernels' gradients of few features and few images slowly (`cost_models/local-cpu.toml`)."""
+    params, x, y = arguments(128, 4, 8, f32)
+    cluster = autopar.Cluster.load("local-cpu")
+    step = autopar.parallelize(train_step, cluster=cluster, num_stages=1, num_microbatches=1, batch_argnums=(1, 2))
+    plan = step.plan(params, x, y)
+    _, images, _ = plan.partition_specs()
+    assert images[0] is None and any(images[1:])
+    assert any(c.kind == "collective-permute" for c in plan.communication)
+
+
 @pytest.mark.slow
 def test_one_image_on_eight_devices_takes_little_more_than_an_eighth_of_eight_images() -> None:
     times = []

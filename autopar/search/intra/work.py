@@ -212,10 +212,24 @@ def busy_seconds(
         batch, m, n, k = np.array([(p.batch, p.m, p.n, p.k) for p in each]).T
         sized = Matrices(batch, m, n, k, each[0].width)
         return np.asarray(cost.product_s(sized, types[0].dtype, work.core, backward=work.backward)) + joined
+    if work.kind and cost.counts_features:
+        works = [_of_features(_of_strategy(work, s, types, sizes), op, s, types, sizes) for s in strategies]
+        by_work = {(w, s.split): 0.0 for w, s in zip(works, strategies, strict=True)}
+        by_work = {(w, n): cost.work_s(w, n) for w, n in by_work}
+        return np.array([by_work[w, s.split] for w, s in zip(works, strategies, strict=True)]) + joined
     if work.reordered:
         return np.array([cost.work_s(_of_strategy(work, s, types, sizes), s.split) for s in strategies]) + joined
     by_split = {n: cost.work_s(work, n) for n in sorted({s.split for s in strategies})}
     return np.array([by_split[s.split] for s in strategies]) + joined
+
+
+def _of_features(
+    work: KernelWork, op: Operator, strategy: Strategy, types: Sequence[TensorType], sizes: Mapping[str, int]
+) -> KernelWork:
+    """Work of a convolution with the features, and the images that a kernel's gradient sums over, of one device."""
+    out_features, in_features = op.ints("rhs_spec")[:2]
+    kernel = strategy.operand_layouts[1].local_shape(types[1].shape, sizes)
+    return replace(work, features=kernel[out_features], images=kernel[in_features])
 
 
 def _of_strategy(

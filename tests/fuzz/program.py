@@ -212,8 +212,6 @@ def arguments(program: Program) -> tuple[Any, ...]:
 def load(text: str, name: str = "step", filename: str = "<program>") -> Callable[..., Any]:
     """The function ``name`` that ``text`` defines."""
     scope: dict[str, Any] = {"jax": jax, "jnp": jnp}
-    scope.update(
-        {k: getattr(support, k) for k in ("total", "sgd", "adam", "noisy", "steps", "is_floating", "user_mesh")}
-    )
+    scope.update({k: getattr(support, k) for k in support.NAMES})
     exec(compile(text, filename, "exec"), scope)
     return scope[name]

@@ -89,3 +89,41 @@ def noisy(x: Any, dtype: str = "float64", seed: int = 0) -> Any:
         return x
     noise = np.random.default_rng((x.size, seed)).choice([-1.0, 1.0], x.shape)
     return (x * (1 + noise_of(x.dtype, dtype) * noise)).astype(x.dtype)
+
+
+def table(size: int) -> Any:
+    """A numpy array that helpers close over."""
+    return np.linspace(0.5, 1.5, size)
+
+
+def recorded(f: Any, x: Any, trips: int) -> Any:
+    """``x`` after some trips of ``f``, plus the means that they wrote to a reference."""
+    ref = jax.new_ref(jnp.zeros(3, x.dtype) + 0 * jnp.mean(x))
+
+    def body(c: Any, i: Any) -> tuple[Any, None]:
+        ref[i] = jnp.mean(c)
+        return f(c), None
+
+    after, _ = jax.lax.scan(body, x, jnp.arange(trips))
+    return after + jnp.sum(jax.freeze(ref))
+
+
+def added_up(f: Any, x: Any, trips: int) -> Any:
+    """The sum of ``f`` of multiples of ``x``, in a reference."""
+    ref = jax.new_ref(0 * x)
+    for k in range(trips):
+        ref[...] += f(x * (k + 1))
+    return ref[...]
+
+
+def under(name: str, value: Any, f: Any, x: Any) -> Any:
+    """``f(x)`` under a setting of jax."""
+    with getattr(jax, name)(value):
+        return f(x)
+
+
+#: What the text of a program may name.
+NAMES = (
+    "total", "sgd", "adam", "noisy", "steps", "is_floating", "user_mesh", "table", "recorded", "added_up", "under",
+)  # fmt: skip
+__all__ = list(NAMES)

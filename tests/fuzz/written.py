@@ -13,9 +13,10 @@ import jax
 import jax.numpy as jnp
 
 from tests.fuzz.check import assert_program
-from tests.fuzz.support import adam, argument, is_floating, noisy, sgd, steps, total, user_mesh
+from tests.fuzz.support import *
+from tests.fuzz.support import argument
 
-__all__ = ["adam", "is_floating", "jax", "jnp", "noisy", "sgd", "steps", "total", "user_mesh"]
+__all__ = ["jax", "jnp"]
 
 
 {source}

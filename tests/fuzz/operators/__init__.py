@@ -6,7 +6,17 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from tests.fuzz.draw import Draw
-from tests.fuzz.operators import elementwise, indexing, models, products, randomness, reductions, shapes, structure
+from tests.fuzz.operators import (
+    closures,
+    elementwise,
+    indexing,
+    models,
+    products,
+    randomness,
+    reductions,
+    shapes,
+    structure,
+)
 
 Maker = Callable[[Draw], object]
 
@@ -19,6 +29,7 @@ OPERATORS: Mapping[str, tuple[float, Maker]] = MappingProxyType(
         **indexing.MAKERS,
         **randomness.MAKERS,
         **structure.MAKERS,
+        **closures.MAKERS,
         **models.MAKERS,
     }
 )

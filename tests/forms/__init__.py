@@ -1,0 +1,1 @@
+"""Programs generated from jax's own functions and forms, run in six ways against the plain function."""

@@ -53,7 +53,7 @@ from autopar.runtime import load_local
 from autopar.runtime.loaded import LoadedProgram
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.runtime.ray.program import load_remote
-from autopar.schedule.without_flush import check_flush, updates_apart
+from autopar.schedule.without_flush import check_flush, flushes, updates_apart
 from autopar.search import Options, Problem, Reporting, Strategy, Subproblem, strategy_named
 from autopar.search.again import SearchedAgain
 from autopar.search.cache import PlanCache, plan_cache
@@ -319,7 +319,7 @@ class PureFunction:
         traced, plan = self.plan(signature) if processes is None else self._plan_together(signature, processes)
         if isinstance(cluster, RayCluster):
             return self._compile_remote(signature, traced, plan, cluster)
-        if processes is not None:
+        if processes is not None and (flushes(plan.schedule) or self.options.pipeline == "one_program"):
             check_flush(plan.schedule, "in several processes")
         check_effects(traced.graph)
         warn_of_unused(self._traced[signature].graph, self.donated(self._traced[signature]))

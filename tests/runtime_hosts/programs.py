@@ -17,6 +17,7 @@ import jax.experimental.multihost_utils
 import numpy as np
 
 import autopar
+from autopar.runtime.interpreter import Worker
 
 STEPS = 5
 
@@ -323,6 +324,47 @@ def lose(o: dict[str, Any]) -> Any:
                 raise ValueError("no more data")
             os.kill(os.getpid(), signal.SIGKILL)
     return "did not end"
+
+
+def without_flush(o: dict[str, Any]) -> Any:
+    """Calls of an example by a schedule without a flush, and the drain: what all leaves are after each call."""
+    step, args = example("mlp", {"batch": 16, "optimizer": "adam"})
+    args = jax.tree.map(lambda x: np.asarray(x) if x.dtype.kind in "fiub" else x, args)
+    search = autopar.search.Manual(dp=o["dp"], pp=2)
+    parallel = autopar.parallelize(step, search=search, num_stages=2, num_microbatches=4, schedule=o["schedule"])
+    state, found = args[0], []
+    for number in range(STEPS):
+        batch = args[1]
+        if number == 2 and o["parts"]:
+            batch = parallel.local_batch({k: x[list(parallel.process_examples())] for k, x in args[1].items()})
+        state, metrics = parallel(state, batch)
+        found.append(digest((state.state, state.under_way, metrics)))
+    drained = parallel.drain(state)
+    again, _ = parallel(drained, args[1])
+    return [*found, digest(drained), digest(again.state)]
+
+
+def lose_in_step(o: dict[str, Any]) -> Any:
+    """Steps of a pipeline by lists, in the middle of one of which a process ends: others are at a send then."""
+    x = np.random.default_rng(0).normal(size=(16, 64)) / 64
+    options = {"search": autopar.search.Manual(dp=o["devices"], pp=o["processes"]), "num_stages": o["processes"]}
+    step = autopar.parallelize(dense_step, num_microbatches=4, schedule="1f1b", **options)
+    step.compile(jax.eval_shape(dense_state, jax.random.key(0)), x)
+    state = step.init(dense_state, jax.random.key(0))
+    state, loss = step(state, x)
+    float(loss)
+    carried_out, left = Worker.do, [o["instructions"]]
+
+    def do(worker: Worker, instruction: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0 and o["process"] == o["victim"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return carried_out(worker, instruction)
+
+    Worker.do = do  # type: ignore[method-assign]
+    print("RESULT " + json.dumps("in the step"), flush=True)
+    state, loss = step(state, x)
+    return float(loss)
 
 
 def alone(o: dict[str, Any]) -> Any:

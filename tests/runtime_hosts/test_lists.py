@@ -13,8 +13,10 @@ import pytest
 import autopar
 from autopar import Plan
 from autopar.lower.hosted import PINNED_HOST
+from autopar.lower.pipeline.stale import StalePipeline
 from autopar.runtime.hosts.lists_load import load_lists
 from autopar.runtime.hosts.world_lists import WorldLists
+from autopar.runtime.hosts.world_stale import load_world_stale
 from examples import gpt, mlp
 from tests.end_to_end.towers import Towers
 from tests.runtime_hosts.test_one_program import batch, by_hand, data, layers, stacked, state, tied, train, with_keys
@@ -141,6 +143,33 @@ def test_branches_side_by_side(x64: None, microbatches: int) -> None:
 def test_more_schedules(x64: None, schedule: str, stages: int, workers: int) -> None:
     options = {"num_stages": stages, "num_microbatches": 4, "schedule": schedule, "mesh_shape": (8 // workers,)}
     same(train, (state(8), batch()), **options)
+
+
+@pytest.mark.parametrize("schedule", ["2bw", "pipedream"])
+def test_schedules_without_a_flush(x64: None, schedule: str) -> None:
+    fn, args = mlp.build("tiny", layers=4, hidden=16, batch=16, dtype="float64", optimizer="adam")
+    args = jax.tree.map(np.asarray, args)
+    compiled = autopar.parallelize(fn, **by_hand(num_microbatches=4, schedule=schedule)).compile(*args)
+    local = compiled.local
+    stale = StalePipeline(local.pipeline.lowered, local.windows)
+    world = load_world_stale(compiled.traced, local.pipeline.split_step, stale, jax.devices(), by_hand=False)
+    assert world.footprint_bytes == local.footprint_bytes
+    graph, count = compiled.traced.graph, len(jax.tree.leaves(args[0]))
+    updates = {o.updates: n for n, o in enumerate(graph.outputs) if o.updates}
+    ends = []
+    for program in (local, world):
+        leaves, carry, results = jax.tree.leaves(args), {}, []
+        for number in range(4):
+            results, carry = program.call(program.place_all(leaves), carry, number)
+            leaves = [
+                results[updates[i.name]] if i.name in updates else leaf
+                for i, leaf in zip(graph.inputs, leaves, strict=True)
+            ]
+        ends.append((dict(enumerate(results)), carry, program.drain(leaves[:count], carry, 4)))
+    for plain, moved in zip(*ends, strict=True):
+        assert plain.keys() == moved.keys() and plain
+        for key, array in plain.items():
+            assert np.array_equal(array, moved[key]), key
 
 
 def test_a_value_inside_one_process_changes_hands(x64: None) -> None:

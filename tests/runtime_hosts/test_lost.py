@@ -35,6 +35,18 @@ def test_the_others_end_with_a_typed_error(how: str, victim: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("instructions", [1, 9])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_process_that_ends_in_a_step_ends_those_that_wait_for_it(victim: int, instructions: int) -> None:
+    options = {"victim": victim, "instructions": instructions, "initialize": True, "devices": 2, "limit_s": 280}
+    ended = run("lose_in_step", **options, environment={"AUTOPAR_HEARTBEAT_S": "5"})
+    lost, other = ended[victim], ended[1 - victim]
+    assert lost.code == -signal.SIGKILL and lost.result == other.result == "in the step", other.text[-3000:]
+    assert other.code == 82, other.text[-3000:]
+    assert f"autopar.errors.base.ProcessLostError: process {victim} of 2 gave no sign of life for 5 s" in other.text
+
+
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_a_typed_error() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

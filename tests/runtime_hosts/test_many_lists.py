@@ -33,6 +33,17 @@ def test_two_processes_have_the_bits_of_one() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
+@pytest.mark.parametrize(("schedule", "processes"), [("2bw", 2), ("2bw", 4), ("pipedream", 2)])
+def test_calls_without_a_flush_have_the_bits_of_one_process(schedule: str, processes: int) -> None:
+    options: dict[str, Any] = {"schedule": schedule, "dp": 2, "limit_s": 560}
+    worlds = results(run("without_flush", processes, devices=4 // processes, parts=True, **options))
+    assert all(found == worlds[0] for found in worlds)
+    (alone,) = results(run("without_flush", 1, devices=4, parts=False, **options))
+    assert worlds[0] == alone
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("example", ["gpt", "llama", "moe"])
 @pytest.mark.parametrize("processes", [2, 4])
 def test_models_in_processes_have_the_bits_of_one(example: str, processes: int) -> None:

@@ -46,6 +46,7 @@ def load_lists(
     *,
     spared: Set[str] = frozenset(),
     by_hand: bool = True,
+    flushes: bool = True,
 ) -> WorldLists:
     """Compiles a pipeline for the devices of all processes: each process the programs of its own workers.
 
@@ -57,6 +58,7 @@ def load_lists(
         donated: indices of the inputs that the caller gives up.
         spared: values into whose buffers no program may write.
         by_hand: whether values inside one process change hands; else they are moved by programs too.
+        flushes: whether the lists are those of a step; else somebody else makes those of calls.
 
     Raises:
         ClusterError: there are not as many devices as the plan wants.
@@ -78,7 +80,7 @@ def load_lists(
         maker.programs.compile()
         return step
 
-    first = prepare(frozenset())
+    first = prepare(frozenset()) if flushes else None
     announcement.compile()
     outputs = tuple(
         announcement.sharding if at[0] in announcement.numbers else sharding
@@ -94,7 +96,7 @@ def load_lists(
         origins,
         ends,
         prepare,
-        maker.programs,
+        maker,
         announcement,
         jax.process_index(),
         PipelineShardings(shardings.input_shardings, outputs),
@@ -106,7 +108,7 @@ def load_lists(
         leaves,
         results,
         unread_inputs(traced.graph) - set(donated),
-        _memory(processes, traced.graph.name, lowered, loaded, first),
+        () if first is None else _memory(processes, traced.graph.name, lowered, loaded, first),
     )
 
 

@@ -81,11 +81,13 @@ class StepLists:
         lists: of all workers.
         order: in which they are carried out.
         exchanges: by tag the values that are sent with it.
+        arrays: by (worker, buffer) how an array lies when the lists end, or was freed.
     """
 
     lists: tuple[tuple[Instruction, ...], ...]
     order: Order
     exchanges: Mapping[int, Exchange]
+    arrays: Mapping[tuple[int, Buffer], LaidOut]
 
     def is_program(self, launch: Launch) -> bool:
         """Whether values are sent by a program on devices of both workers."""
@@ -144,18 +146,37 @@ class ListMaker:
             placed_batch: names of inputs in microbatches that are global; all processes have the others whole.
         """
         start: dict[tuple[int, Buffer], LaidOut] = {}
-        sends = sorted(self._copies(origins, placed_batch, start))
+        copies = self._copies(origins, placed_batch, start)
+        results = [(min(e.makers), Buffer(e.value), e, Buffer(e.value)) for e in ends if e.worker not in e.makers]
+        return self.extended(lists, copies, results, start)
+
+    def extended(
+        self,
+        lists: Sequence[Sequence[Instruction]],
+        copies: Sequence[tuple[int, int, Buffer, Buffer]],
+        results: Sequence[tuple[int, Buffer, ArrayPlace, Buffer]],
+        start: Mapping[tuple[int, Buffer], LaidOut],
+    ) -> StepLists:
+        """Lists with what workers send each other before and behind them.
+
+        Args:
+            lists: of the schedule.
+            copies: (sender, receiver, buffer there, buffer here) of what is sent first.
+            results: (worker, buffer there, where it goes, buffer there) of results that lie elsewhere between steps.
+            start: by (worker, buffer) how an array lies when they begin, where no program's port says it.
+        """
+        sends = sorted(copies)
         before: list[list[Instruction]] = [[] for _ in lists]
         behind: list[list[Instruction]] = [[] for _ in lists]
         for n, (source, target, value, into) in enumerate(sends):
             before[source].append(Send(value, target, _FIRST_TAG + n))
             before[target].append(Recv(into, source, _FIRST_TAG + n))
         comes: dict[int, LaidOut] = {}
-        for n, end in enumerate(e for e in ends if e.worker not in e.makers):
-            tag, source = _FIRST_TAG + len(sends) + n, min(end.makers)
-            behind[source].append(Send(Buffer(end.value), end.worker, tag))
-            behind[end.worker].append(Recv(Buffer(end.value), source, tag))
-            comes[tag] = end.array
+        for n, (source, value, place, into) in enumerate(results):
+            tag = _FIRST_TAG + len(sends) + n
+            behind[source].append(Send(value, place.worker, tag))
+            behind[place.worker].append(Recv(into, source, tag))
+            comes[tag] = place.array
         whole = tuple((*a, *b, *c) for a, b, c in zip(before, lists, behind, strict=True))
         return self.ordered(whole, start, comes)
 
@@ -192,7 +213,7 @@ class ListMaker:
                 tags.append(send.tag)
             exchange = self._exchange(launch, tuple(tags), moves)
             exchanges.update(dict.fromkeys(tags, exchange))
-        return StepLists(lists, order, exchanges)
+        return StepLists(lists, order, exchanges, known.arrays)
 
     def _exchange(self, launch: Launch, tags: tuple[int, ...], moves: Sequence[ArrayMove]) -> Exchange:
         assert launch.target is not None, "a launch of one worker sends nothing"
@@ -220,7 +241,7 @@ class ListMaker:
                 ]
             elif name in placed_batch:
                 for k in range(table.num_microbatches):
-                    start[origin.worker, input_buffer(name, k)] = self._microbatch(value.name, name, origin)
+                    start[origin.worker, input_buffer(name, k)] = self.microbatch(value.name, name, origin)
                     readers = {table.worker_of(Task("forward", s, k)) for s in value.stages}
                     copies += [
                         (origin.worker, w, input_buffer(name, k), Buffer(value.name, k))
@@ -229,7 +250,20 @@ class ListMaker:
                     ]
         return copies
 
-    def _microbatch(self, value: str, name: str, origin: ArrayPlace) -> LaidOut:
+    def port_array(self, worker: int, name: str) -> LaidOut:
+        """A value as the first program of a worker that reads it takes it."""
+        port, mesh = self.ports[worker, name]
+        sizes = {str(a): int(n) for a, n in mesh.shape.items()}
+        return LaidOut(port.shape(sizes), port.type.dtype, port.sharding(mesh))
+
+    def microbatch(self, value: str, name: str, origin: ArrayPlace) -> LaidOut:
+        """A microbatch of a global input on the worker where the input lies.
+
+        Args:
+            value: its name in the dataflow.
+            name: of the input.
+            origin: where that lies.
+        """
         dim, count = self.batch_dims[name], self.table.num_microbatches
         shape = (*origin.shape[:dim], origin.shape[dim] // count, *origin.shape[dim + 1 :])
         known = self.ports.get((origin.worker, value))
@@ -289,9 +323,7 @@ class _Arrays:
         known = self.arrays.get((worker, buffer))
         if known is not None:
             return known
-        port, mesh = self._maker.ports[worker, buffer.value]
-        sizes = {str(a): int(n) for a, n in mesh.shape.items()}
-        return LaidOut(port.shape(sizes), port.type.dtype, port.sharding(mesh))
+        return self._maker.port_array(worker, buffer.value)
 
 
 def _same_spec(array: LaidOut, mesh: Mesh) -> NamedSharding:

@@ -28,14 +28,14 @@ from autopar.lower.pipeline.ports import Port
 from autopar.lower.split_layers import SplitStep
 from autopar.runtime.hosts.announced import Announcement
 from autopar.runtime.hosts.arrays import copied, empty, is_global, own, spread
-from autopar.runtime.hosts.step_lists import ArrayPlace, StepLists, input_buffer
+from autopar.runtime.hosts.step_lists import ArrayPlace, ListMaker, StepLists, input_buffer
 from autopar.runtime.interpreter import Ready, Worker
 from autopar.runtime.launches import LAUNCHES
 from autopar.runtime.leaves import check_data, check_donated, fits, give_up
 from autopar.runtime.local_pipeline import LoadedTexts, PipelineShardings
 from autopar.runtime.pipeline import Loaded, clocked
 from autopar.runtime.stacked import StackedLeaf
-from autopar.runtime.transport.permutes import ArrayMove, MovePrograms, PermuteLinks, wait_on_cpus
+from autopar.runtime.transport.permutes import ArrayMove, PermuteLinks, wait_on_cpus
 from autopar.schedule import Buffer, Task, Work
 from autopar.schedule.memory import WorkerMemory
 
@@ -52,7 +52,7 @@ class WorldLists:
         ends: likewise by output when it ends.
         prepare: makes the lists of a step of whose batch these inputs lie on their first stage, rather than whole on
             every process.
-        programs: that move arrays between devices of several processes.
+        maker: of lists.
         announcement: of small results that are no state.
         process: number of this one.
         program: where inputs and outputs lie.
@@ -73,7 +73,7 @@ class WorldLists:
     origins: tuple[ArrayPlace, ...]
     ends: tuple[ArrayPlace, ...]
     prepare: Callable[[frozenset[str]], StepLists]
-    programs: MovePrograms
+    maker: ListMaker
     announcement: Announcement
     process: int
     program: PipelineShardings
@@ -124,6 +124,10 @@ class WorldLists:
         """The traced leaves of a call where the program wants them."""
         return [self._place(n, leaf, False) for n, leaf in enumerate(leaves)]
 
+    def shard_leading(self, leaves: Sequence[Any]) -> list[Any]:
+        """The first traced leaves where the program wants them."""
+        return [self._place(n, leaf, False) for n, leaf in enumerate(leaves)]
+
     def make(self, function: Callable[..., Sequence[Any]], arguments: Sequence[Any], inputs: range) -> list[Any]:
         """Results of ``function`` where the step's ``inputs`` lie."""
         return [self._place(n, a, False) for n, a in zip(inputs, function(*arguments), strict=True)]
@@ -161,7 +165,7 @@ class WorldLists:
                 f"{self.names[index]} lies on devices of several processes by {type(leaf.sharding).__name__}",
                 remedy="place it by a NamedSharding, or call step.shard",
             )
-        program = self.programs.program([ArrayMove(leaf.shape, dtype_name(leaf.dtype), leaf.sharding, wanted)])
+        program = self.maker.programs.program([ArrayMove(leaf.shape, dtype_name(leaf.dtype), leaf.sharding, wanted)])
         arrays = program([leaf] if leaf.sharding.addressable_devices else None) if program.is_here else None
         return empty(leaf.shape, wanted, leaf.dtype) if arrays is None else arrays[0]
 
@@ -177,10 +181,10 @@ class WorldLists:
         with LAUNCHES.of(self):
             check_donated(leaves, self.names, self.donated)
             inputs = self.by_name([*placed, *self.constants])
-            here = {n for n in self._microbatched if self._is_placed(n, inputs[n])}
+            here = self.placed_batch(inputs)
             step = self.prepare(frozenset(here))
             workers = self.carry_out(step, self._start(inputs, here))
-            outputs = {n: self._output(workers, n, end) for n, end in enumerate(self.ends)}
+            outputs = {n: self.output(workers, n, end) for n, end in enumerate(self.ends)}
             shared = self.announcement.tell(outputs)
             give_up(leaves, self.donated)
             give_up(placed, self.donated)
@@ -263,7 +267,8 @@ class WorldLists:
         return dict(zip((i.name for i in self.split_step.step.graph.inputs), flat, strict=True))
 
     @cached_property
-    def _index(self) -> Mapping[str, int]:
+    def index(self) -> Mapping[str, int]:
+        """Numbers of the lowered step's inputs."""
         return {i.name: n for n, i in enumerate(self.split_step.step.graph.inputs)}
 
     @cached_property
@@ -274,9 +279,10 @@ class WorldLists:
             dict.fromkeys(v.ref.name for v in values if v.is_input and v.ref is not None and v.ref.kind == "batch")
         )
 
-    def _is_placed(self, name: str, array: Any) -> bool:
-        """Whether an array of the batch is global, on its first stage; else every process has it whole."""
-        return isinstance(array, jax.Array) and array.sharding == self.origins[self._index[name]].sharding
+    def placed_batch(self, inputs: Mapping[str, Any]) -> set[str]:
+        """Names of the inputs of the batch that are global, on their first stage; processes have the others whole."""
+        places = {n: self.origins[self.index[n]].sharding for n in self._microbatched}
+        return {n for n, s in places.items() if isinstance(inputs[n], jax.Array) and inputs[n].sharding == s}
 
     def _start(self, inputs: Mapping[str, Any], placed_batch: set[str]) -> dict[tuple[int, Buffer], Any]:
         """Arrays on this process's workers when a step begins."""
@@ -287,20 +293,25 @@ class WorldLists:
                 continue
             assert value.ref is not None, f"{value.name} is of no value of the step"
             name = value.ref.name
-            origin, array = self.origins[self._index[name]], inputs[name]
+            origin, array = self.origins[self.index[name]], inputs[name]
             if value.ref.kind != "in":
                 self.put_microbatches(start, value.name, value.stages, name, array, placed_batch)
                 continue
             if origin.worker not in self.workers_here:
                 continue
-            if not isinstance(array, jax.Array) or array.sharding != origin.sharding:
-                array = spread(array, array.dtype, origin.sharding)
+            array = self.at_origin(name, array)
             start.setdefault((origin.worker, input_buffer(name)), array)
             if origin.worker in {w for s in value.stages for w in self.lowered.table.workers_of_stage(s)}:
                 safe = jnp.copy(array) if value.donated and (origin.worker, name) in lies else array
                 start[origin.worker, Buffer(value.name)] = self.put(origin.worker, value.name, safe)
                 lies.add((origin.worker, name))
         return start
+
+    def at_origin(self, name: str, array: Any) -> Any:
+        """An input of the step where it lies between steps, if this process has some of it."""
+        place = self.origins[self.index[name]].sharding
+        lies = isinstance(array, jax.Array) and array.sharding == place
+        return array if lies else spread(array, array.dtype, place)
 
     def put_microbatches(
         self,
@@ -321,7 +332,7 @@ class WorldLists:
             array: the input: global, or whole on this process.
             placed_batch: names of inputs that are global.
         """
-        table, origin = self.lowered.table, self.origins[self._index[name]].worker
+        table, origin = self.lowered.table, self.origins[self.index[name]].worker
         dim, count = self.lowered.map.microbatching.batch[name], self.lowered.table.num_microbatches
         size = array.shape[dim] // count
         for k in range(count):
@@ -339,7 +350,7 @@ class WorldLists:
 
     def _microbatch_sharding(self, value: str, name: str) -> NamedSharding:
         """How a microbatch of a global input lies where the input lies."""
-        origin = self.origins[self._index[name]]
+        origin = self.origins[self.index[name]]
         known = self.ports.get((origin.worker, value))
         place = origin.microbatch if known is None else known[0].sharding(known[1])
         assert place is not None, f"{name} is no batch where it lies"
@@ -364,12 +375,12 @@ class WorldLists:
 
     # -- results -------------------------------------------------------------------------------
 
-    def _output(self, workers: Mapping[int, Worker], number: int, end: ArrayPlace) -> Any:
+    def output(self, workers: Mapping[int, Worker], number: int, end: ArrayPlace, buffer: Buffer | None = None) -> Any:
         """An output of the lowered step; one without data where this process has none of it."""
         if end.worker not in workers:
             type = self.split_step.step.graph.outputs[number].type
             return empty(type.shape, end.sharding, jax_dtype(type.dtype))
-        array = workers[end.worker].arrays[Buffer(end.value)]
+        array = workers[end.worker].arrays[Buffer(end.value) if buffer is None else buffer]
         return array if array.sharding == end.sharding else jax.device_put(array, end.sharding)
 
     def joined(self, outputs: Mapping[int, Any]) -> list[Any]:

@@ -72,6 +72,7 @@ def assemble(
         search=SearchContent(strategy, objective, bound_s, tuple(considered)),
         notes=(
             *sharding_problem.notes,
+            *sharding.notes,
             *_batch_notes(problem, sharding),
             *_overlap_notes(sharding),
             *_matmul_notes(sharding),

@@ -143,12 +143,14 @@ class Sent(NamedTuple):
         full_bytes: of the whole group; see `communication`.
         axes: mesh axes.
         seconds: with those in which devices rearrange what interleaves.
+        wire: format that it sends codes of; "" for numbers as they are.
     """
 
     kind: str
     full_bytes: int
     axes: tuple[str, ...]
     seconds: float
+    wire: str = ""
 
 
 @dataclass(eq=False)
@@ -338,7 +340,7 @@ class PathTables:
                     local_s = self._encoding_s(step.kind, type, elements, self.mesh.group_size(axes))
                 elif step.interleaves and not step.wire:
                     local_s = self.rearrange(full)
-                sent.append(Sent(kind, full, axes, self.cost(kind, full, axes) + local_s))
+                sent.append(Sent(kind, full, axes, self.cost(kind, full, axes) + local_s, step.wire))
             at = after(step, at, self.mesh)
         return sent
 

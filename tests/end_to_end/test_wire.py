@@ -18,7 +18,7 @@ from autopar.lower.hlo import collectives
 from autopar.precision import Wire, with_formats
 from autopar.search.manual import Manual
 from examples import gpt
-from tests.end_to_end.clusters import SLOW
+from tests.end_to_end.clusters import SLOW, toy
 
 INT8 = {"gradients": "int8", "weights": "int8"}
 WIDTH = 64
@@ -109,6 +109,27 @@ def test_a_step_is_near_the_plain_one_and_what_it_sends_is_planned(step, options
 def test_other_plans_are_near_the_plain_step_too(search):
     args = (weights(), data())
     assert largest_error(planned(unrolled, search=search)(*args), jax.jit(unrolled)(*args)) < 2e-3
+
+
+@pytest.mark.parametrize("microbatches", [1, 4])
+def test_each_gradient_that_a_microbatch_scatters_is_sent_in_codes(microbatches):
+    """ZeRO-3: every device has a part of the sums, so terms are scattered in the loop, not behind it."""
+    args = (weights(), data(256))
+    options = {"num_microbatches": microbatches, "cluster": toy(bandwidth=1e6, flops=1e10)}
+    wire = planned(unrolled, {"gradients": "int4"}, **options)
+    plan = wire.plan(*args)
+    assert "gathered or added up as int4 in blocks of 256, as wire= says" in plan.notes
+    compiled = collectives(wire.compile(*args).as_text())
+    coded = [c for c in compiled if c.dtype == "u8" and c.kind == "all-to-all"]
+    assert coded and all(c.times == microbatches for c in coded)
+    assert max((c.full_bytes for c in compiled if c.kind in ("reduce-scatter", "all-reduce")), default=0) <= 8 * WIDTH
+    assert largest_error(wire(*args), jax.jit(unrolled)(*args)) > 1e-6
+
+
+def test_a_format_in_which_nothing_is_sent_is_noted():
+    plan = planned(unrolled, {"gradients": "int8"}, search=Manual(tp=8)).plan(weights(), data())
+    (note,) = [n for n in plan.notes if "int8" in n]
+    assert note.startswith("wire= has no effect: no collective of this plan sends")
 
 
 def test_masters_and_their_updates_are_not_rounded():

@@ -90,6 +90,38 @@ def test_stages_and_microbatches_of_three_models_are_their_replay(x64, model, st
     check(model, schedules[(stages + m) % len(schedules)], stages, m, calls=3)
 
 
+def test_2bw_is_delayed_with_all_that_passes_read_among_the_versions(x64):
+    """Passes of 2bw read a count at their version. `delayed` has one version of what is not named in ``params``."""
+
+    def step(state, batch):
+        def loss(params):
+            hidden = jnp.tanh(batch["x"] @ params["first"])
+            kept = jax.random.bernoulli(jax.random.fold_in(jax.random.key(7), state["n"]), 0.5, (16,))
+            return ((jnp.where(kept, hidden, 0.0) @ params["second"]) ** 2).mean()
+
+        value, grads = jax.value_and_grad(loss)(state["params"])
+        params = jax.tree.map(lambda p, g: p - 0.3 * g, state["params"], grads)
+        return {"params": params, "n": state["n"] + 1}, {"loss": value}
+
+    keys = jax.random.split(jax.random.key(0), 6)
+    params = {n: jax.random.normal(k, (16, 16)) / 4 for n, k in zip(("first", "second"), keys, strict=False)}
+    state, batches = {"params": params, "n": jnp.int32(0)}, [{"x": jax.random.normal(k, (8, 16))} for k in keys[2:]]
+    pipelined = autopar.parallelize(step, schedule="2bw", num_stages=2, num_microbatches=2, cluster=slow())
+    with_counts = autopar.transforms.delayed(step, params=lambda path: path == "n" or path.startswith("params"))
+    drained = []
+    for reference in (with_counts, autopar.transforms.delayed(step)):
+        run, later = jax.jit(reference), reference.init(state)
+        for batch in batches:
+            later, _ = run(later, batch)
+        drained.append(reference.drain(later)["params"])
+    current = state
+    for batch in batches:
+        current, _ = pipelined(current, batch)
+    got = pipelined.drain(current)["params"]
+    assert_close(got, drained[0])
+    assert float(jnp.abs(got["first"] - drained[1]["first"]).max()) > 1e-6
+
+
 def decorated(model="perceptron", schedule="pipedream", m=2, **options):
     params, loss, tx, make = MODELS[model]()
     state = {"params": params, "opt": tx.init(params)}

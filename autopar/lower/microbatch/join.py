@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -9,9 +10,13 @@ import numpy as np
 from jax import lax
 
 from autopar._compat.dtypes import numpy_dtype
-from autopar.ir import Layout, TensorType
+from autopar.frontend.wire import wired
+from autopar.ir import Layout, Operator, TensorType
+from autopar.ir.formats import WireFormat
+from autopar.ir.primitives import CASTS, RESHAPES, wire_of
 
 _HALVES = ("bf16", "f16")
+_VIEWS = CASTS | RESHAPES | {"neg", "transpose"}
 
 
 def accumulator_dtype(type: TensorType) -> Any:
@@ -36,9 +41,25 @@ def neutral(type: TensorType, reduce: str) -> Any:
     return jnp.full(type.shape, least if reduce == "max" else -least, dtype)
 
 
-def add_term(total: Any, term: Any, layout: Layout) -> Any:
-    """``total`` with one more ``term``."""
+def formats_of_sums(operators: Sequence[Operator]) -> dict[str, str]:
+    """By value the format in which ``operators``, which run after a loop, take it sent: see `parallelize(wire=...)`.
+
+    Casts, reshapes and signs between the value and the mark change nothing of it.
+    """
+    formats: dict[str, str] = {}
+    for op in reversed(operators):
+        if op.primitive == "wire":
+            formats[str(op.operands[0])] = wire_of(op)
+        elif op.primitive in _VIEWS and op.results[0].name in formats and op.reads:
+            formats.setdefault(op.reads[0], formats[op.results[0].name])
+    return formats
+
+
+def add_term(total: Any, term: Any, layout: Layout, format: str = "") -> Any:
+    """``total`` with one more ``term``, which devices send in ``format`` where they have parts of the total."""
     term = lax.convert_element_type(term, total.dtype)
+    if format:
+        term = wired(term, WireFormat.parse(format))
     return {
         "sum": lax.add,
         "max": lax.max,

@@ -16,7 +16,7 @@ from autopar._compat.dtypes import numpy_dtype
 from autopar.frontend import BoundGraph, Traced
 from autopar.ir import Input
 from autopar.ir.phases import FORWARD, MICROBATCHES
-from autopar.lower.microbatch.join import add_term, neutral
+from autopar.lower.microbatch.join import add_term, formats_of_sums, neutral
 from autopar.lower.microbatch.parts import (
     Recorder,
     concatenated,
@@ -69,6 +69,8 @@ def loop(bound: BoundGraph, microbatching: Microbatching, recorder: Recorder, en
         microbatching.body_inputs,
         [(j.name, j.layout) for j in microbatching.joined],
     )
+    after = frozenset(microbatching.after)
+    formats = formats_of_sums([op for op in bound.graph.operators if op.id in after])
     terms = [j for j in microbatching.joined if j.layout.partial]
     rows = [n for n in microbatching.body_inputs if n in microbatching.batch]
     stacks = [microbatches_of(env[n], microbatching.count, microbatching.batch[n]) for n in rows]
@@ -81,7 +83,7 @@ def loop(bound: BoundGraph, microbatching: Microbatching, recorder: Recorder, en
         new, out = [], []
         for j, piece in zip(microbatching.joined, outputs, strict=True):
             if j.layout.partial:
-                new.append(add_term(next(summed), jnp.asarray(piece), j.layout))
+                new.append(add_term(next(summed), jnp.asarray(piece), j.layout, formats.get(j.name, "")))
             else:
                 out.append(jnp.asarray(piece))
         return new, out

@@ -39,7 +39,7 @@ class PricedCollective:
     """One collective of a choice: what it is, of which value, for which use, how often a step, and seconds a step.
 
     ``before`` and ``after`` are the layouts of the conversion that it is part of. ``block`` says between which blocks
-    of a product a message is.
+    of a product a message is. ``wire`` is the format whose codes are sent.
     """
 
     kind: str
@@ -52,6 +52,7 @@ class PricedCollective:
     before: Layout | None = None
     after: Layout | None = None
     block: MatmulBlock | None = None
+    wire: str = ""
 
 
 def collectives(
@@ -91,7 +92,9 @@ def collectives(
                 for sent in routes.tables.communication(v.sent, before, after):
                     axes = "+".join(sent.axes)
                     seconds = weight * sent.seconds
-                    yield PricedCollective(sent.kind, v.key, sent.full_bytes, axes, use, weight, seconds, before, after)
+                    yield PricedCollective(
+                        sent.kind, v.key, sent.full_bytes, axes, use, weight, seconds, before, after, wire=sent.wire
+                    )
     yield from _edges(problem, sharding_problem, choice)
 
 

@@ -58,6 +58,7 @@ class Sharding:
         state_bytes: bytes a device of parameters and optimizer state that lie there between steps.
         starts_s: seconds that devices wait for the host to start kernels.
         thresholds: bytes up to which the compiler is asked to send collectives as one; None for its own.
+        notes: lines on what is sent in formats of its own, and on what is not though it was asked for.
     """
 
     inputs: Mapping[str, Layout]
@@ -81,6 +82,7 @@ class Sharding:
     state_bytes: int = 0
     starts_s: float = 0.0
     thresholds: Thresholds | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def step_s(self) -> float:
@@ -148,6 +150,20 @@ def extract(
         host_bytes=sum(n for k, n in moved.items() if not _is_other_name(sharding_problem.values[k])),
         starts_s=by_work.stall_s,
         thresholds=thresholds,
+        notes=_wire_notes(sharding_problem, sent),
+    )
+
+
+def _wire_notes(sharding_problem: ShardingProblem, sent: Sequence[PricedCollective]) -> tuple[str, ...]:
+    """A line for each format that was asked for: whether any collective sends codes of it."""
+    asked = sorted({v.wire for v in sharding_problem.values.values() if v.wire})
+    sends = {c.wire for c in sent}
+    texts = {wire: wire.replace("/", " in blocks of ") for wire in asked}
+    return tuple(
+        f"gathered or added up as {texts[wire]}, as wire= says"
+        if wire in sends
+        else f"wire= has no effect: no collective of this plan sends what is marked as {texts[wire]}"
+        for wire in asked
     )
 
 

@@ -124,8 +124,6 @@ class GraphWalk:
             source = b.values[prefix + str(operand)]
             key = prefix + result.name
             wire = wire_of(op)
-            if wire:
-                b.notes[f"gathered or added up as {wire.replace('/', ' in blocks of ')}, as wire= says"] = None
             b.value(
                 key, result.type, source.node, source.layouts, weight,
                 zero=source.zero, alias=True, wire=wire, source=source.source if wire else "",

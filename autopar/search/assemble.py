@@ -78,7 +78,7 @@ def assemble(
             *_matmul_notes(sharding),
             *_joining_notes(sharding),
         ),
-        memory_bound=sharding_problem.memory_bound,
+        memory_bound=sharding.memory_bound,
         memory_limit=problem.memory_limit_bytes,
         donated=tuple(i.name for i in graph.inputs if i.name in problem.options.donated),
     )

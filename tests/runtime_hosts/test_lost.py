@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,37 @@ def test_the_supervisor_starts_all_again_until_all_end_in_order(tmp_path: Path) 
     assert sorted(p.name for p in tmp_path.iterdir()) == ["2-0", "2-1", "3-0", "3-1", "3-2"]
     assert "process 2 ended with exit code 3" in said and "starting 2 processes again (1 of 3)" in said
     assert said.count("process 0 is ended: it waited for one that is gone") == 1
+
+
+def is_there(pid: int) -> bool:
+    """Whether a process runs; one that ended and that nobody asked about does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="asks Linux which processes there are")
+def test_what_a_killed_supervisor_started_ends_with_it() -> None:
+    """SIGKILL leaves it no time to end anything; children of what it started end too."""
+    program = (
+        "from autopar.runtime.hosts.supervise import SupervisedJob, supervise\n"
+        "script = 'sleep 300 & echo $! $$; wait'\n"
+        "supervise(SupervisedJob(('sh', '-c', script), 2, 2, 0, 60.0), lambda text: None)\n"
+    )
+    supervisor = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert supervisor.stdout is not None
+    with supervisor.stdout as lines:
+        pids = [int(pid) for _ in range(2) for pid in lines.readline().split()]
+        assert len(pids) == 4 and all(map(is_there, pids))
+        supervisor.kill()
+        supervisor.wait()
+        assert lines.read() == ""  # until all that could write there are gone
+    for _ in range(200):
+        if not any(map(is_there, pids)):
+            break
+        time.sleep(0.1)
+    assert not any(map(is_there, pids))
 
 
 def test_the_supervisor_gives_up(tmp_path: Path) -> None:

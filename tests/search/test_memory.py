@@ -6,13 +6,14 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from autopar import parallelize
 from autopar.errors import InfeasiblePlanError
 from autopar.ir import Layout
 from autopar.plan import Plan
-from autopar.search import Problem, alpa, looks
+from autopar.search import Manual, Problem, alpa, looks
 from autopar.search.intra import build, extract
 from autopar.solver import peak_bytes, solve
 from autopar.solver.memory import memory_floor
@@ -220,3 +221,20 @@ def test_what_no_mesh_can_hold_is_not_solved(monkeypatch):
         alpa(problem_of(fn, args, toy(8), memory_limit_bytes=1000, explains_infeasible=False))
     assert not solved
     assert told.value.least_bytes is not None and told.value.least_bytes > 1000
+
+
+def test_a_limit_under_what_zero_3_holds_gathers_again_in_plan_and_program():
+    """What is gathered for one pass is given back before the next one: counted so, sent so, and compiled so."""
+    step, args = mlp.build(layers=6, hidden=64, batch=16)
+    options = {"search": Manual(dp=8, zero=3), "num_stages": 1, "num_microbatches": 1, "remat": "none"}
+    given = {"cluster": toy(8, bandwidth=1e9), "donate_argnums": 0, **options}
+    wide = parallelize(step, **given).plan(*args)
+    limit = int(0.85 * wide.peak_memory)
+    compiled = parallelize(step, memory_limit=limit, **given).compile(*jax.tree.map(np.array, args))
+
+    def gathers(plan):
+        return sum(c.count for c in plan.communication if c.kind == "all-gather")
+
+    assert compiled.plan.peak_memory <= limit and compiled.plan.content.memory_bound
+    assert gathers(compiled.plan) > gathers(wide) and compiled.plan.step_time > wide.step_time
+    assert compiled.local.footprint_bytes <= 1.1 * limit

@@ -18,6 +18,8 @@ CPU_DEVICES = "AUTOPAR_CPU_DEVICES"
 #: Exit code of a process that saved because it was told to end, and is to be started again.
 AGAIN = 75
 _LOOK_S = 0.05
+#: A shell that reads numbers of process groups, and kills them when the process that writes them is gone.
+_GUARD = 'while read -r group; do groups="$groups -$group"; done; kill -s KILL -- $groups'
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,31 @@ class SupervisedJob:
     heartbeat_s: float
     cpu_devices: int | None = None
     grace_s: float = 10.0
+
+
+class _Guard:
+    """Ends process groups when this process is gone, even by SIGKILL, which leaves it no time to do so."""
+
+    def __enter__(self) -> _Guard:
+        self.shell = subprocess.Popen(
+            ("/bin/sh", "-c", _GUARD),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            process_group=0,  # Ctrl-C does not reach it
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shell.kill()
+        self.shell.communicate()
+
+    def watch(self, group: int) -> None:
+        """Adds a process group."""
+        if self.shell.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):  # somebody ended the shell
+                self.shell.stdin.write(f"{group}\n".encode())
+                self.shell.stdin.flush()
 
 
 class _Signals:
@@ -83,17 +110,19 @@ def supervise(job: SupervisedJob, say: Callable[[str], None]) -> int:
 def _once(job: SupervisedJob, count: int, signals: _Signals, say: Callable[[str], None]) -> int:
     address = f"127.0.0.1:{_free_port()}"
     started: list[subprocess.Popen[bytes]] = []
-    try:
-        for process in range(count):
-            environment = _environment(job, address, count, process)
-            started.append(subprocess.Popen(job.command, env=environment, process_group=0))
-            say(f"process {process}: pid {started[-1].pid}")
-        return _follow(job, started, signals, say)
-    finally:
-        for child in started:
-            _end_group(child)
-        for child in started:
-            child.wait()
+    with _Guard() as guard:
+        try:
+            for process in range(count):
+                environment = _environment(job, address, count, process)
+                started.append(subprocess.Popen(job.command, env=environment, process_group=0))
+                guard.watch(started[-1].pid)
+                say(f"process {process}: pid {started[-1].pid}")
+            return _follow(job, started, signals, say)
+        finally:
+            for child in started:
+                _end_group(child)
+            for child in started:
+                child.wait()
 
 
 def _follow(

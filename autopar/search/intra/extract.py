@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import cast
 
@@ -18,7 +18,7 @@ from autopar.search.intra.attention import skips_masked
 from autopar.search.intra.collective_matmul import timed_collectives
 from autopar.search.intra.collectives import PricedCollective, collectives
 from autopar.search.intra.combine import Thresholds
-from autopar.search.intra.draft import UsageDraft, ValueDraft
+from autopar.search.intra.draft import UsageDraft, Use, ValueDraft
 from autopar.search.intra.host import down_s, hosted, moves_s
 from autopar.search.intra.memory import BESIDES, is_in_flight
 from autopar.search.intra.sharding_problem import ShardingProblem
@@ -26,7 +26,9 @@ from autopar.search.intra.slices import slices_ahead
 from autopar.search.intra.stage_loops import StageLoops, carried
 from autopar.search.intra.works import Works
 from autopar.search.problem import Problem
+from autopar.search.resharding import path_tables
 from autopar.sharding.collective_matmul import Travels
+from autopar.sharding.routes import Routes
 from autopar.solver.meter import Work
 
 _SHOWN_OPERATORS = 4
@@ -59,6 +61,7 @@ class Sharding:
         starts_s: seconds that devices wait for the host to start kernels.
         thresholds: bytes up to which the compiler is asked to send collectives as one; None for its own.
         notes: lines on what is sent in formats of its own, and on what is not though it was asked for.
+        memory_bound: as in `autopar.plan.PlanContent`.
     """
 
     inputs: Mapping[str, Layout]
@@ -83,6 +86,7 @@ class Sharding:
     starts_s: float = 0.0
     thresholds: Thresholds | None = None
     notes: tuple[str, ...] = ()
+    memory_bound: bool = False
 
     @property
     def step_s(self) -> float:
@@ -107,6 +111,8 @@ def extract(
     problem.meter.add(Work.EXTRACTED, len(sharding_problem.sites))
     layouts = value_layouts(sharding_problem, choice)
     copies = copy_layouts(sharding_problem, choice, layouts)
+    if not sharding_problem.memory_bound and _exceeds_limit(problem, sharding_problem, choice, layouts, copies):
+        sharding_problem = replace(sharding_problem, memory_bound=True)
     by_work = Works(problem.graph, problem.cost_model, problem.subproblem.met)
     sent = tuple(collectives(problem, sharding_problem, choice, layouts, copies))
     times = timed_collectives(problem, sharding_problem, choice, sent, thresholds)
@@ -151,7 +157,44 @@ def extract(
         starts_s=by_work.stall_s,
         thresholds=thresholds,
         notes=_wire_notes(sharding_problem, sent),
+        memory_bound=sharding_problem.memory_bound,
     )
+
+
+def _exceeds_limit(
+    problem: Problem,
+    sharding_problem: ShardingProblem,
+    choice: Sequence[int],
+    layouts: Mapping[str, Layout],
+    copies: Mapping[str, Mapping[str, Layout]],
+) -> bool:
+    """Whether what one pass converts for itself leaves no room if it is held for the next one.
+
+    Usages count such a conversion while it is read, in each pass anew. Programs that are not memory bound convert once.
+    """
+    if not sharding_problem.usages:
+        return False
+    change = np.zeros(max(u.stop for u in sharding_problem.usages) + 1)
+    tables = path_tables(sharding_problem.mesh, problem.cost_model)
+    for v in sharding_problem.values.values():
+        if v.key not in layouts or len({u.phase for u in v.uses}) < 2:
+            continue
+        routes = Routes(tables.sending(v.wire), v.sent, layouts[v.key], dict(copies.get(v.key, {})))
+        readers: dict[tuple[str, Layout], list[Use]] = defaultdict(list)
+        for use in v.uses:
+            readers[routes.place(use.required[choice[use.node]], use.phase)].append(use)
+        for (phase, layout), uses in readers.items():
+            shared = layout in (layouts[v.key], routes.copies.get(phase))
+            if not shared and len({u.phase for u in uses}) > 1:
+                ends = sorted(min(u.time, len(change) - 1) for u in uses)
+                held_bytes = layout.local_bytes(v.type, sharding_problem.mesh.sizes)
+                change[ends[0] + 1 : ends[0] + 2] += held_bytes
+                change[ends[-1] : ends[-1] + 1] -= held_bytes
+    held = np.cumsum(change)
+    if not held.any():
+        return False
+    counted = _held([u for u in sharding_problem.usages if u.kind not in BESIDES], choice)
+    return bool((counted[: len(held)] + held[: len(counted)]).max() > problem.memory_limit_bytes)
 
 
 def _wire_notes(sharding_problem: ShardingProblem, sent: Sequence[PricedCollective]) -> tuple[str, ...]:

@@ -170,7 +170,7 @@ def _exceeds_limit(
 ) -> bool:
     """Whether what one pass converts for itself leaves no room if it is held for the next one.
 
-    Usages count such a conversion while it is read, in each pass anew. Programs that are not memory bound convert once.
+    Usages count such a conversion while it is read, once in each pass. Programs that are not memory bound convert once.
     """
     if not sharding_problem.usages:
         return False

@@ -98,6 +98,14 @@ def test_a_file_keeps_the_trail_and_the_command_line_tells_it(free: Plan, tmp_pa
         free.explain("schedules")
 
 
+def test_schedules_that_are_timed_with_the_same_stages_are_told() -> None:
+    step, args = perceptron(64, 64, 64)
+    plan = autopar.parallelize(step, cluster=toy(), num_stages=2, num_microbatches=4).plan(*args)
+    told = plan.explain("schedule")
+    assert told.startswith(f"schedule: {plan.schedule} chosen")
+    assert {"1f1b", "zb-h1", "eager-1f1b"} <= set(re.findall(r"[\w-]+", told))
+
+
 def test_what_was_asked_for_is_the_reason_that_others_are_left_out() -> None:
     step, args = perceptron(64, 64, 64)
     plan = autopar.parallelize(step, cluster=toy(), num_stages=1, mesh_shape=(4,)).plan(*args)

@@ -17,11 +17,16 @@ from autopar.plan import Plan, PlanContent
 from autopar.schedule import Table, get
 from autopar.schedule.without_flush import updates_apart, without_a_moment
 from autopar.search.composition.record import pipeline_of
+from autopar.search.outcome import Bounded, TooLarge
 from autopar.search.policy import SchedulePolicy
 from autopar.search.problem import Problem
 from autopar.search.source import Sliced
 from autopar.search.stage_planning.memory import worker_bytes
+from autopar.search.trail import Region
 from autopar.simulate import is_plain, step_of
+
+#: What closes a schedule, in words.
+_TIMED = "timed with the stages that are planned, with the starts of its programs"
 
 
 def fastest_table(problem: Problem, sliced: Sliced, parts: Sequence[PlanContent], table: Table) -> Table:
@@ -37,17 +42,25 @@ def fastest_table(problem: Problem, sliced: Sliced, parts: Sequence[PlanContent]
     if least is None:
         return table
     policy = problem.policy.schedules
-    best, least = table, with_launches(policy, least, table) - policy.least_gain * least
+    least_before = with_launches(policy, least, table)
+    best, least = table, least_before - policy.least_gain * least
     for name in policy.one_stage_per_worker:
         try:
             other = get(name).table(table.num_stages, table.num_microbatches)
         except ScheduleError:
             continue
+        region = Region.of_stages("pipeline", [table.num_stages], [table.num_microbatches], name)
         if not fits(problem, sliced, parts, other):
+            problem.trail.close(region, TooLarge("stages as they are planned, with its microbatches in flight"))
             continue
         seconds = _seconds(problem, sliced, parts, other)
-        if seconds is not None and with_launches(policy, seconds, other) < least:
-            best, least = other, with_launches(policy, seconds, other)
+        if seconds is not None:
+            problem.trail.close(region, Bounded(_TIMED, with_launches(policy, seconds, other)))
+            if with_launches(policy, seconds, other) < least:
+                best, least = other, with_launches(policy, seconds, other)
+    if best is not table:
+        region = Region.of_stages("pipeline", [table.num_stages], [table.num_microbatches], table.name)
+        problem.trail.close(region, Bounded(_TIMED, least_before))
     return best
 
 

@@ -1,9 +1,10 @@
 """A pipeline by four ways of running its instruction lists: seconds a step, bytes a device, seconds of compiling.
 
-    lists           walked in one process, a program for each piece of work
-    one program     one XLA program on all devices of one process
-    two processes   the same program in a world of two processes
-    ray             walked by a worker for each stage, each in a process of its own
+    lists                        walked in one process, a program for each piece of work
+    one program                  one XLA program on all devices of one process
+    two processes                walked by each of two processes, of its own stage
+    two processes, one program   one XLA program on the devices of two processes
+    ray                          walked by a worker for each stage, each in a process of its own
 
 Every way is timed in processes that do nothing else, with two stages on two devices. ``python -m benchmarks.one_program
 MODEL WAY`` is one of these processes.
@@ -28,7 +29,7 @@ from benchmarks.report import Report, Row, Say
 from benchmarks.together import measured_together
 from examples import gpt, mlp
 
-WAYS = ("lists", "one program", "two processes", "ray")
+WAYS = ("lists", "one program", "two processes", "two processes, one program", "ray")
 #: By name: module, preset, overrides, microbatches, schedule, and steps that are timed.
 MODELS: Mapping[str, tuple[Any, str, dict[str, Any], int, str, int]] = MappingProxyType(
     {
@@ -58,7 +59,7 @@ def run(quick: bool, say: Say) -> Report:
 
 def _started(model: str, way: str, rounds: int) -> Row:
     """What the processes of a way measured: that of the first."""
-    count = 2 if way == "two processes" else 1
+    count = 2 if way.startswith("two processes") else 1
     return measured_together(__name__, (model, way, str(rounds)), count, 2, _LIMIT_S)
 
 
@@ -70,7 +71,7 @@ def _measured(model: str, way: str, rounds: int) -> Row:
     if way == "ray":
         with autopar.Cluster.ray(workers=2, devices_per_worker=1) as cluster:
             return _steps(autopar.parallelize(fn, cluster=cluster, **options), args, rounds)
-    function = autopar.parallelize(fn, **options)
+    function = autopar.parallelize(fn, pipeline="one_program" if way.endswith(", one program") else "auto", **options)
     if way == "one program":
         return _steps(function, args, rounds, as_one=True)
     return _steps(function, args, rounds)

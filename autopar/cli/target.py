@@ -176,12 +176,16 @@ def _public(value: Any) -> list[str]:
 
 
 def user_line(error: BaseException) -> str:
-    """The innermost line, as ``file.py:12 (function)``, that is not autopar's, Python's or a package's; or ""."""
-    folders = (str(Path(__file__).resolve().parents[1]), sysconfig.get_path("stdlib"))
-    ours = (*(folder + os.sep for folder in folders), "<")
+    """The innermost line, as ``file.py:12 (function)``, that is not autopar's, Python's or a package's; or "".
+
+    Examples that were installed with autopar are read as a user's files.
+    """
+    package = Path(__file__).resolve().parents[1]
+    ours = (*(f"{folder}{os.sep}" for folder in (package, sysconfig.get_path("stdlib"))), "<")
+    examples = f"{package / 'examples'}{os.sep}"
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         installed = "site-packages" in frame.filename or "dist-packages" in frame.filename
-        if not installed and not frame.filename.startswith(ours):
+        if frame.filename.startswith(examples) or (not installed and not frame.filename.startswith(ours)):
             return f"{Path(frame.filename).name}:{frame.lineno} ({frame.name})"
     return ""
 
@@ -200,6 +204,12 @@ def _failed(target: StepTarget, error: BaseException, source: str) -> AutoparErr
             source=source,
             cause="the file runs a script when it is imported",
             remedy='put the script under if __name__ == "__main__":',
+        )
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return AutoparError(
+            f"{target.place} imports {error.name}, which is not installed",
+            source=source,
+            remedy=f"pip install {error.name.partition('.')[0]}, or the package that has this module",
         )
     return AutoparError(
         f"{target.place} raises {type(error).__name__}" + (f": {what}" if what else ""),

@@ -9,6 +9,7 @@ import pytest
 
 import autopar.cli.planning
 from autopar.cli.output import progress
+from autopar.cli.target import StepTarget, user_code
 from autopar.errors import AutoparError
 from tests.cli.conftest import TRAIN, Run, Spawn
 
@@ -168,3 +169,19 @@ def test_forms_of_a_step_that_are_planned_alike_are_said_once(capsys):
         for text in ("tracing", "planning 914 operators for a", "planning 915 operators for a", "stage 1", "stage 2"):
             say(text)
     assert capsys.readouterr().err.splitlines() == ["tracing", "planning 914 operators for a", "stage 1", "stage 2"]
+
+
+@pytest.mark.parametrize(
+    ("line", "says", "remedy"),
+    [
+        ("import a_missing_package.part", "imports a_missing_package, which is not installed", "pip install a_missing"),
+        ("raise TypeError('unknown override nolayers')", "raises TypeError: unknown override nolayers", "--debug"),
+    ],
+)
+def test_mistakes_in_examples_of_a_wheel_are_messages(line: str, says: str, remedy: str) -> None:
+    """Examples lie in autopar's own folder there."""
+    place = Path(autopar.cli.planning.__file__).parents[1] / "examples" / "gpt.py"
+    target = StepTarget("examples.gpt", None, "build")
+    with pytest.raises(AutoparError, match=says) as caught, user_code(target):
+        exec(compile(line, str(place), "exec"))
+    assert caught.value.source == "gpt.py:1 (<module>)" and remedy in str(caught.value.remedy)

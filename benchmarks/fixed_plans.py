@@ -32,6 +32,14 @@ from autopar.search.cache import VARIABLE
 from benchmarks import reference
 from examples import gpt, llama, mlp, moe, wide_resnet
 
+#: Fields of a stage in format 2, in their order.
+_STAGE_OF_2 = (
+    "mesh_axes", "devices", "operators", "step_time", "compute_time", "memory", "collectives", "work_times",
+    "activation_bytes", "remat", "layer_ends", "host_bytes", "host_time", "activations_offloaded",
+    "weight_stash_bytes", "accumulation_bytes", "state_bytes", "received_bytes", "layers", "block_scores",
+    "layered_update", "padded", "slices_ahead", "combine_bytes", "gather_bytes", "backward_update", "segment_layers",
+)  # fmt: skip
+
 FILE = Path(__file__).with_suffix(".json")
 
 
@@ -177,8 +185,17 @@ def _hash(plan: Plan) -> str:
     document = {k: v for k, v in json.loads(plan.to_json()).items() if k != "digest"}
     for content in (document["plan"], *document["plan"].get("parts", ())):
         content["cluster"] = json.dumps(content["cluster"], sort_keys=True, separators=(",", ":"))
+        content["stages"] = [_stage_of_format_2(stage) for stage in content["stages"]]
     text = msgspec.json.format(msgspec.json.encode({**document, "autopar_plan": 2}), indent=1).decode() + "\n"
     return hashlib.sha256(text.encode()).hexdigest()[:16]  # of format 2, in which the kept hashes were taken
+
+
+def _stage_of_format_2(stage: dict[str, Any]) -> dict[str, Any]:
+    """A stage with its form and thresholds among its fields, in their order of then."""
+    form, joined = stage.get("form", {}), stage.get("thresholds", {})
+    fields = {**stage, **form, "combine_bytes": joined.get("sums"), "gather_bytes": joined.get("gathers")}
+    kept = {name: fields[name] for name in _STAGE_OF_2 if fields.get(name) is not None}
+    return {name: value for name, value in kept.items() if name != "layer_ends" or value}
 
 
 def digests(cases: Sequence[Case]) -> dict[str, dict[str, Any]]:

@@ -70,7 +70,7 @@ def measure(model: Model, cluster: Cluster, fractions: Sequence[float] = FRACTIO
             "mesh": "x".join(str(n) for n in plan.stages[0].mesh_shape.values()),
             "stages": plan.num_stages,
             "microbatches": plan.num_microbatches,
-            "recomputed": plan.stages[0].remat,
+            "recomputed": plan.stages[0].form.remat,
             "predicted_bytes": plan.peak_memory,
             "compiled_bytes": used,
             "compiled/predicted": used / plan.peak_memory,

@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from msgspec import structs
+
 from autopar.api.constraints import Pin, constraints_of, merged
 from autopar.api.restacked import restacked
 from autopar.api.shared_state import SharedState
@@ -25,42 +27,10 @@ from autopar.lower.segment_loops import segment_lengths
 from autopar.lower.segments import in_segments
 from autopar.lower.split_layers import SplitStep, group_count, layer_count, split_layers
 from autopar.microbatch import operators_between
-from autopar.plan import Plan
-from autopar.recompute import Level
+from autopar.plan import Plan, StepForm
 from autopar.search.constraints import Constraint
-from autopar.search.source import LayeredStep, SingleStage
-from autopar.sharding.padding import PaddedDim
+from autopar.search.source import FormedStep, LayeredStep
 from autopar.solver.meter import Meter, Work
-
-
-@dataclass(frozen=True)
-class OneStageForm:
-    """A form of a step as one stage.
-
-    Args:
-        num_microbatches: their number.
-        remat: what is held of the forward pass.
-        block_scores: scores of one head from which attention runs in blocks; 0 leaves it as it is.
-        layered_update: whether the update of stacks of layers runs a layer at a time.
-        padded: dims that are padded inside, one of each class.
-        backward_update: whether the update of stacks of layers runs inside of the backward loop, as far as it may.
-        segment_layers: layers of a segment that the backward pass runs again at once; 0 leaves loops as they are.
-    """
-
-    num_microbatches: int
-    remat: Level
-    block_scores: int = 0
-    layered_update: bool = False
-    padded: tuple[PaddedDim, ...] = ()
-    backward_update: bool = False
-    segment_layers: int = 0
-
-    @staticmethod
-    def of(plan: Plan) -> OneStageForm:
-        """That of a plan of one stage."""
-        (s,) = plan.stages
-        loops = s.backward_update, s.segment_layers
-        return OneStageForm(plan.num_microbatches, s.remat, s.block_scores, s.layered_update, s.padded, *loops)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,32 +58,21 @@ class TracedStep:
     without_flush: bool = False
     shared: SharedState | None = None
     layered_steps: dict[tuple[int, int], LayeredStep] = field(default_factory=dict)
-    forms: dict[OneStageForm, tuple[Traced, tuple[str, ...]]] = field(default_factory=dict)
+    forms: dict[StepForm, tuple[Traced, tuple[str, ...] | None]] = field(default_factory=dict)
     meter: Meter = field(default_factory=Meter)
 
-    def single_stage(
-        self,
-        num_microbatches: int,
-        remat: Level,
-        block_scores: int = 0,
-        layered_update: bool = False,
-        padded: tuple[PaddedDim, ...] = (),
-        backward_update: bool = False,
-        segment_layers: int = 0,
-    ) -> SingleStage:
+    def in_form(self, form: StepForm) -> FormedStep:
         """The step as one stage. Raises MicrobatchError where there cannot be as many microbatches."""
-        form = OneStageForm(
-            num_microbatches, remat, block_scores, layered_update, padded, backward_update, segment_layers
-        )
         traced, ends = self._in(form)
-        return SingleStage(traced.graph, ends)
+        return FormedStep(traced.graph, structs.replace(form, layer_ends=ends))
 
-    def _in(self, form: OneStageForm) -> tuple[Traced, tuple[str, ...]]:
+    def _in(self, form: StepForm) -> tuple[Traced, tuple[str, ...] | None]:
         """The function in a form, with the ends of its layers."""
-        if form not in self.forms:
-            self.forms[form] = as_one_stage(self.traced, self.num_devices, form)
-            self.meter.add(Work.TRACED, len(self.forms[form][0].graph.operators))
-        return self.forms[form]
+        key = form.of_graph
+        if key not in self.forms:
+            self.forms[key] = as_one_stage(self.traced, self.num_devices, key)
+            self.meter.add(Work.TRACED, len(self.forms[key][0].graph.operators))
+        return self.forms[key]
 
     def may_update_by_layer(self) -> bool:
         """Whether the function has stacks of layers whose update may run a layer at a time."""
@@ -160,7 +119,7 @@ class TracedStep:
 
     def form_of(self, plan: Plan) -> Traced:
         """The function in the form that a plan is of."""
-        return self.traced if plan.content.pipeline is not None else self._in(OneStageForm.of(plan))[0]
+        return self.traced if plan.content.pipeline is not None else self._in(plan.stages[0].form.asked)[0]
 
     def _of_step(self, layers_split: SplitStep, block_scores: int) -> Callable[[Plan], Plan]:
         return lambda plan: restacked(plan, self.traced.graph, layers_split, block_scores)
@@ -169,39 +128,36 @@ class TracedStep:
 def as_planned(traced: Traced, plan: Plan) -> Traced:
     """A function in the form that a plan of one stage was made for."""
     (stage,) = plan.stages
-    return as_one_stage(traced, len(stage.devices), OneStageForm.of(plan), stage.layer_ends)[0]
+    return as_one_stage(traced, len(stage.devices), stage.form)[0]
 
 
-def as_one_stage(
-    traced: Traced, num_devices: int, form: OneStageForm, ends: Sequence[str] | None = None
-) -> tuple[Traced, tuple[str, ...]]:
-    """A function in microbatches, with what is not held recomputed.
+def as_one_stage(traced: Traced, num_devices: int, form: StepForm) -> tuple[Traced, tuple[str, ...] | None]:
+    """A function in a form.
 
     Args:
         traced: the function.
         num_devices: over which independent factorizations are dealt out.
-        form: the form.
-        ends: of its layers, as a plan records them; None finds them.
+        form: the form; layers are found where it does not say where they end.
 
-    Returns it, and the ends of its layers.
+    Returns it, and the ends of its layers, where something is recomputed.
 
     Raises:
         MicrobatchError: there cannot be as many microbatches.
     """
     plain = dealt(padded(traced, form.padded), num_devices)
 
-    def recomputing(held: frozenset[str]) -> tuple[Traced, tuple[str, ...]]:
-        again, layer_ends = recomputed_step(plain, form.remat, ends, held)
+    def recomputing(held: frozenset[str]) -> tuple[Traced, tuple[str, ...] | None]:
+        again, layer_ends = recomputed_step(plain, form.remat, form.layer_ends, held)
         again = updated_in_backward(again) if form.backward_update else again
         again = in_segments(again, form.segment_layers) if form.segment_layers else again
         again = updated_by_layer(again) if form.layered_update else again
-        return microbatched(again, form.num_microbatches), layer_ends
+        return microbatched(again, form.microbatches), layer_ends
 
     step, step_ends = recomputing(frozenset())
     if form.remat != "none" and microbatch_loops(step.graph) > 2:
         # What meets would be computed again, and the examples meet again for it.
         with contextlib.suppress(MicrobatchError):
-            fewer, _ = recomputing(operators_between(plain.graph, form.num_microbatches))
+            fewer, _ = recomputing(operators_between(plain.graph, form.microbatches))
             step = min(step, fewer, key=lambda s: microbatch_loops(s.graph))
     if form.block_scores:
         step = replace(step, program=blockwise_bound(step.program, form.block_scores))

@@ -84,7 +84,7 @@ def sharded(plan: Plan, platform: str) -> Sharded:
         copies,
         plan_tables(plan),
         content.memory_bound,
-        recomputes=not content.pipeline and content.stages[0].remat != "none",
+        recomputes=not content.pipeline and content.stages[0].form.remat != "none",
         orders_collectives=platform == "cpu",
         widened=platform == "cpu",
         hosted=frozenset(r.path for r in content.inputs if r.memory == "host"),
@@ -201,8 +201,7 @@ def lower_on(traced: Traced, plan: Plan, mesh: Mesh | AbstractMesh, platform: st
     options = dict(_joining(plan, platform))
     # XLA's CPU compiler schedules for concurrency, breadth first, unless told that memory is what is short.
     stage = plan.stages[0]
-    again = stage.remat != "none" or stage.segment_layers > 0
-    short = platform == "cpu" and (plan.content.memory_bound or again or stage.block_scores > 0)
+    short = platform == "cpu" and (plan.content.memory_bound or stage.form.recomputes or stage.form.block_scores > 0)
     if short:
         options["xla_cpu_scheduler_type"] = "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"
     sizes = plan.stages[0].mesh_shape
@@ -217,9 +216,8 @@ def _joining(plan: Plan, platform: str) -> dict[str, str]:
     (stage,) = plan.stages
     if platform not in ("cuda", "gpu"):
         return {}
-    of_kind = {
-        "all_reduce": stage.combine_bytes,
-        "reduce_scatter": stage.combine_bytes,
-        "all_gather": stage.gather_bytes,
-    }
-    return {f"xla_gpu_{kind}_combine_threshold_bytes": str(n) for kind, n in of_kind.items() if n is not None}
+    joined = stage.thresholds
+    if joined is None:
+        return {}
+    of_kind = {"all_reduce": joined.sums, "reduce_scatter": joined.sums, "all_gather": joined.gathers}
+    return {f"xla_gpu_{kind}_combine_threshold_bytes": str(n) for kind, n in of_kind.items()}

@@ -44,7 +44,7 @@ def recomputed_bound(
 
 def recomputed_step(
     traced: Traced, level: Level, ends: Sequence[str] | None = None, held: Set[str] = frozenset()
-) -> tuple[Traced, tuple[str, ...]]:
+) -> tuple[Traced, tuple[str, ...] | None]:
     """A step whose backward pass recomputes what ``level`` does not hold, for plans of one stage.
 
     Args:
@@ -53,10 +53,10 @@ def recomputed_step(
         ends: ids of the last operators of the layers of its forward pass but the last; None finds layers.
         held: ids of operators whose results are held at any level.
 
-    Returns the rewritten step, and the ends of its layers.
+    Returns the rewritten step, and the ends of its layers; None of these where nothing is recomputed.
     """
     if level == "none":
-        return traced, ()
+        return traced, None
     graph = traced.graph
     microbatching = analyze(graph, 1)
     forward = [op.id for op in forward_operators(graph, microbatching)]

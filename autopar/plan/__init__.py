@@ -1,11 +1,13 @@
 """`Plan`: what a search decided, as plain data with a JSON form."""
 
 from autopar.plan.content import PlanContent, SearchContent
+from autopar.plan.form import StepForm
 from autopar.plan.pipeline import Pipeline, PipelineTransfer, PipelineValue, PipelineWork
 from autopar.plan.plan import Plan, SearchRecord
 from autopar.plan.types import (
     Choice,
     CollectiveKind,
+    CombinedBytes,
     Communication,
     Considered,
     Copy,
@@ -21,6 +23,7 @@ __all__ = [
     "FORMAT_VERSION",
     "Choice",
     "CollectiveKind",
+    "CombinedBytes",
     "Communication",
     "Considered",
     "Copy",
@@ -37,4 +40,5 @@ __all__ = [
     "SearchContent",
     "SearchRecord",
     "Stage",
+    "StepForm",
 ]

@@ -116,7 +116,7 @@ def topic_text(content: PlanContent, rows: tuple[TrailRow, ...], topic: str) -> 
     """
     if topic == "mesh":
         return _meshes_text(content)
-    remat = dict.fromkeys(s.remat for s in content.stages)
+    remat = dict.fromkeys(s.form.remat for s in content.stages)
     of_plan: dict[str, Sequence[str]] = {
         "stages": [str(len(content.stages))],
         "microbatches": [str(content.num_microbatches)],

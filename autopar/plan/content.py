@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import replace
 
+from autopar.plan.form import StepForm
 from autopar.plan.pipeline import Pipeline
 from autopar.plan.types import (
     Choice,
@@ -13,7 +14,6 @@ from autopar.plan.types import (
     InputRecord,
     OperatorRecord,
     OutputRecord,
-    Remat,
     Stage,
 )
 
@@ -99,42 +99,25 @@ class PlanContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rewrites: tuple[str, ...] = ()
     product_flops: tuple[tuple[str, float], ...] = ()
 
-    def in_form(
-        self,
-        level: Remat,
-        layer_ends: tuple[str, ...],
-        layered_update: bool = False,
-        backward_update: bool = False,
-        segment_layers: int = 0,
-    ) -> PlanContent:
-        """The same, saying what its one stage recomputes and how it updates; arguments are fields of `Stage`."""
-        if level == "none" and not (layered_update or backward_update or segment_layers):
-            return self
-        (stage,) = self.stages
-        ends = () if level == "none" else layer_ends
-        loops = {
-            "layered_update": layered_update,
-            "backward_update": backward_update,
-            "segment_layers": segment_layers,
-        }
-        return replace(self, stages=(replace(stage, remat=level, layer_ends=ends, **loops),))
-
-    def in_blocks(self, block_scores: int) -> PlanContent:
-        """The same, saying from which size of scores on attention runs in blocks; see `Stage`."""
-        if not block_scores:
-            return self
-        note = "attention runs in blocks: scores are made again in the backward pass, and never kept"
-        stages = tuple(replace(s, block_scores=block_scores) for s in self.stages)
-        return replace(self, stages=stages, notes=(*self.notes, note))
-
-    def with_padding(self, padded: tuple[tuple[str, int, int], ...], notes: tuple[str, ...]) -> PlanContent:
-        """The same, saying which dims are padded inside.
+    def in_form(self, form: StepForm, notes: tuple[str, ...] = ()) -> PlanContent:
+        """The same, saying what its one stage was turned into; how it fetches layers from hosts stays as planned.
 
         Args:
-            padded: see `Stage`.
-            notes: a line on each.
+            form: see `Stage`.
+            notes: lines on it that are worth reading.
         """
-        if not padded:
-            return self
         (stage,) = self.stages
-        return replace(self, stages=(replace(stage, padded=padded),), notes=(*self.notes, *notes))
+        form = replace(form, slices_ahead=stage.form.slices_ahead)
+        told = (*self.notes, *blocks_note(form.block_scores), *notes)
+        return replace(self, stages=(replace(stage, form=form),), notes=told)
+
+    def in_blocks(self, block_scores: int) -> PlanContent:
+        """The same, saying of all stages from which size of scores on attention runs in blocks; see `StepForm`."""
+        stages = tuple(replace(s, form=replace(s.form, block_scores=block_scores)) for s in self.stages)
+        return replace(self, stages=stages, notes=(*self.notes, *blocks_note(block_scores)))
+
+
+def blocks_note(block_scores: int) -> tuple[str, ...]:
+    """What is said of attention in blocks; nothing where it runs as the program says."""
+    said = "attention runs in blocks: scores are made again in the backward pass, and never kept"
+    return (said,) if block_scores else ()

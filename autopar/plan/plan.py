@@ -250,9 +250,8 @@ class Plan:
     def with_alternatives(self) -> Plan:
         """The plan, with what people write by hand among what was considered: data parallelism, ZeRO, Megatron.
 
-        They are planned when they are first asked for, in as many microbatches and with as much recomputed as this
-        plan. Pages and the command line ask for them for programs of moderate size; ``print(plan)``, ``to_json`` and
-        ``save`` do not.
+        They are planned when they are first asked for, in the form of this plan. Pages and the command line ask for
+        them for programs of moderate size; ``print(plan)``, ``to_json`` and ``save`` do not.
         """
         known = self.content.search
         if self.again is None or any(o.note.startswith(ALTERNATIVE) for o in known.considered):

@@ -126,7 +126,7 @@ def summary_rows(c: PlanContent, phases: Sequence[tuple[str, float]]) -> list[tu
     ]
     if c.num_microbatches > 1 or len(c.stages) > 1:
         rows.insert(4, ("pipeline", pipeline_text(c)))
-    if any(s.remat != "none" or s.segment_layers for s in c.stages):
+    if any(s.form.recomputes for s in c.stages):
         levels = ", ".join(f"stage {i}: {recomputed_text(s)}" for i, s in enumerate(c.stages))
         rows.insert(-2, ("recomputed", f"{levels} (what is not held for the backward pass)"))
     if any(s.host_bytes for s in c.stages):
@@ -136,7 +136,7 @@ def summary_rows(c: PlanContent, phases: Sequence[tuple[str, float]]) -> list[tu
             if s.host_bytes
         )
         rows.insert(-2, ("host memory", f"{moves} (what nothing on the device needs at the time)"))
-    away = [str(i) for i, s in enumerate(c.stages) if s.activations_offloaded]
+    away = [str(i) for i, s in enumerate(c.stages) if s.form.activations_offloaded]
     if away:
         rows.insert(
             -2, ("waiting", f"in host memory on stage {', '.join(away)} (microbatches before their backward pass)")
@@ -151,15 +151,15 @@ def summary_rows(c: PlanContent, phases: Sequence[tuple[str, float]]) -> list[tu
 
 def fetched_text(stage: Stage) -> str:
     """How layers in host memory come to the device: ``, layers fetched one ahead``; "" where none do."""
-    if stage.slices_ahead is None:
+    if stage.form.slices_ahead is None:
         return ""
-    return ", layers fetched one ahead" if stage.slices_ahead else ", layers fetched one by one"
+    return ", layers fetched one ahead" if stage.form.slices_ahead else ", layers fetched one by one"
 
 
 def recomputed_text(stage: Stage) -> str:
     """What a stage recomputes: ``full``, ``segments of 8 layers``, or both."""
-    parts = [str(stage.remat)] if stage.remat != "none" or not stage.segment_layers else []
-    parts += [f"segments of {counted(stage.segment_layers, 'layer')}"] if stage.segment_layers else []
+    parts = [str(stage.form.remat)] if stage.form.remat != "none" or not stage.form.segment_layers else []
+    parts += [f"segments of {counted(stage.form.segment_layers, 'layer')}"] if stage.form.segment_layers else []
     return ", ".join(parts)
 
 

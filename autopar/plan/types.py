@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal as OneOf
 
+from autopar.plan.form import StepForm
 from autopar.plan.record import Record
 
 MemoryPlace = OneOf["device", "host"]
-Remat = OneOf["none", "selective", "full"]
 Travels = OneOf["", "lhs", "rhs", "result"]
 CollectiveKind = OneOf["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "send"]
 
@@ -55,6 +55,18 @@ class Memory(Record, frozen=True):
         return sum(getattr(self, name) for name in self.__struct_fields__)
 
 
+class CombinedBytes(Record, frozen=True):
+    """Bytes up to which the compiler for GPUs is asked to send collectives as one.
+
+    Args:
+        sums: of all-reduces, and of reduce-scatters.
+        gathers: of all-gathers.
+    """
+
+    sums: int
+    gathers: int
+
+
 class Stage(Record, frozen=True):
     """A part of the program on a part of the cluster.
 
@@ -75,28 +87,13 @@ class Stage(Record, frozen=True):
         accumulation_bytes: bytes a device of what microbatches add up, as gradients; what one of them adds is as
             large.
         state_bytes: bytes a device of parameters and optimizer state that lie there between steps.
-        layered_update: whether the update of stacks of layers runs a layer at a time.
-        backward_update: whether it runs inside of the backward loop over layers, as far as it may.
-        segment_layers: layers of a segment of the loops over layers, of which what enters is kept, and which the
-            backward pass runs again at once; 0 where loops run as the program says.
         received_bytes: bytes a device that earlier stages send for each microbatch in flight.
-        remat: what is held of the forward pass for the backward pass, which recomputes the rest: "none" (nothing is
-            recomputed), "selective" or "full".
-        layer_ends: ids of the last forward operator of each of its layers but the last, where something is
-            recomputed.
         host_bytes: bytes a device of inputs that lie in host memory between updates, and of stacks between loops.
         host_time: predicted seconds a step of moving them to the device and back; part of ``step_time``.
-        slices_ahead: of stacks of layers in host memory how many layers ahead devices fetch their slices: 1, or 0 in a
-            program for one device, which fetches a layer when its turn has come; None where there are no such stacks.
-        activations_offloaded: whether the ``activation_bytes`` of microbatches in flight, but for the one that runs
-            and one more, are in host memory.
         layers: of a model that loops over a stack of layers the first of this stage, the number behind its last one,
             and the number of all; None where the stack is not cut into stages, or there is none.
-        block_scores: scores of one head from which attention runs in blocks; 0 where it runs as the program says.
-        padded: dims that are padded inside, one of each class: (value, number of the dim, size with padding).
-        combine_bytes: bytes up to which the compiler for GPUs is asked to send all-reduces, and reduce-scatters, as
-            one; None for its own threshold.
-        gather_bytes: the same of all-gathers.
+        form: what the stage was turned into before it was sharded.
+        thresholds: bytes up to which the compiler for GPUs is asked to send collectives as one; None for its own.
     """
 
     mesh_axes: tuple[tuple[str, int], ...]
@@ -108,24 +105,15 @@ class Stage(Record, frozen=True):
     collectives: tuple[Communication, ...] = ()
     work_times: tuple[tuple[str, float], ...] = ()
     activation_bytes: int = 0
-    remat: Remat = "none"
-    layer_ends: tuple[str, ...] = ()
     host_bytes: int = 0
     host_time: float = 0.0
-    activations_offloaded: bool = False
     weight_stash_bytes: int = 0
     accumulation_bytes: int = 0
     state_bytes: int = 0
     received_bytes: int = 0
     layers: tuple[int, int, int] | None = None
-    block_scores: int = 0
-    layered_update: bool = False
-    padded: tuple[tuple[str, int, int], ...] = ()
-    slices_ahead: int | None = None
-    combine_bytes: int | None = None
-    gather_bytes: int | None = None
-    backward_update: bool = False
-    segment_layers: int = 0
+    form: StepForm = StepForm()
+    thresholds: CombinedBytes | None = None
 
     @property
     def mesh_shape(self) -> dict[str, int]:

@@ -15,6 +15,18 @@ _STAGE_FIELDS_OF_1 = (
     ("sums_bytes", "accumulation_bytes"),
     ("waits_on_host", "activations_offloaded"),
 )
+_FORM_OF_3 = (
+    "remat",
+    "layer_ends",
+    "segment_layers",
+    "block_scores",
+    "layered_update",
+    "backward_update",
+    "padded",
+    "activations_offloaded",
+    "slices_ahead",
+)
+_THRESHOLDS_OF_3 = ("combine_bytes", "gather_bytes")
 _VALUES_OF_1 = (("held@", "activations@"), ("kept@", "stash@"))
 
 
@@ -68,8 +80,29 @@ def _from_2(plan: Any) -> Any:
 
 
 def _from_3(plan: Any) -> Any:
-    """Format 4 has a digest. A plan without one is verified before it runs."""
-    return plan
+    """Format 4 has a digest, and what a stage was turned into in a record of its own, with its microbatches.
+
+    A plan without a digest is verified before it runs.
+    """
+    if not isinstance(plan, dict):
+        return plan
+    changed, count = dict(plan), plan.get("num_microbatches")
+    if isinstance(plan.get("stages"), list):
+        changed["stages"] = [_with_form(s, count) if isinstance(s, dict) else s for s in plan["stages"]]
+    if isinstance(plan.get("parts"), list):
+        changed["parts"] = [_from_3(part) for part in plan["parts"]]
+    return changed
+
+
+def _with_form(stage: dict[str, Any], count: Any) -> dict[str, Any]:
+    form = {name: stage[name] for name in _FORM_OF_3 if name in stage}
+    rest = {name: value for name, value in stage.items() if name not in (*_FORM_OF_3, *_THRESHOLDS_OF_3)}
+    if "remat" in form:  # a stage of one layer has no end of another
+        form.setdefault("layer_ends", [])
+    form |= {} if count == 1 else {"microbatches": count}
+    bytes = [stage.get(name) for name in _THRESHOLDS_OF_3]
+    rest |= {"form": form} if form else {}
+    return rest if None in bytes else rest | {"thresholds": dict(zip(("sums", "gathers"), bytes, strict=True))}
 
 
 _STEPS: Mapping[int, Callable[[Any], Any]] = MappingProxyType({1: _from_1, 2: _from_2, 3: _from_3})

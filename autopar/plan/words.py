@@ -48,19 +48,19 @@ def plan_words(c: PlanContent) -> str:
     said += _of_parameters(c, axes)
     if c.num_microbatches > 1 and len(c.stages) == 1:
         said.append(f"gradients accumulated over {c.num_microbatches} microbatches")
-    if any(s.remat != "none" for s in c.stages):
-        levels = sorted({s.remat for s in c.stages} - {"none"})
+    if any(s.form.remat != "none" for s in c.stages):
+        levels = sorted({s.form.remat for s in c.stages} - {"none"})
         said.append(f"{' and '.join(levels)} recomputation")
-    if any(s.segment_layers for s in c.stages):
-        layers = max(s.segment_layers for s in c.stages)
+    if any(s.form.segment_layers for s in c.stages):
+        layers = max(s.form.segment_layers for s in c.stages)
         said.append("each layer computed again" if layers == 1 else f"segments of {layers} layers computed again")
     if any(s.host_bytes for s in c.stages):
         updated = any(r.on_host for part in (c, *c.parts) for r in part.operators)
         said.append("state of the update in host memory" + (", updated there (ZeRO-Offload)" if updated else ""))
-    if any(s.slices_ahead is not None for s in c.stages):
-        ahead = max(s.slices_ahead or 0 for s in c.stages)
+    if any(s.form.slices_ahead is not None for s in c.stages):
+        ahead = max(s.form.slices_ahead or 0 for s in c.stages)
         said.append("layers fetched from host memory one " + ("ahead" if ahead else "by one") + " (L2L)")
-    if any(s.backward_update for s in c.stages):
+    if any(s.form.backward_update for s in c.stages):
         said.append("layers updated inside of the backward loop (no stack of gradients)")
     return ", ".join(said) if said else "arguments whole on every device"
 

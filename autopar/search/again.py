@@ -9,13 +9,14 @@ from functools import cached_property
 import numpy as np
 
 from autopar.errors import AutoparError, MicrobatchError
-from autopar.plan import Choice, Considered, PlanContent
+from autopar.plan import Choice, Considered, PlanContent, StepForm
 from autopar.plan.again import ALTERNATIVE
 from autopar.plan.text import bytes_text
 from autopar.search.intra import build, extract
 from autopar.search.outcome import within_reach
 from autopar.search.problem import Problem
 from autopar.search.registry import strategy_named
+from autopar.search.single_stage import problem_in_form
 from autopar.search.source import StepSource
 from autopar.solver import HighsSolver, Node, solve
 
@@ -25,7 +26,7 @@ ALTERNATIVES = ("data-parallel", "zero1", "zero2", "zero3", "megatron", "fsdp-tp
 
 @dataclass(frozen=True, eq=False)
 class SearchedAgain:
-    """See `autopar.plan.again.SearchAgain`. Each question is planned once, for one stage: no microbatches are tried.
+    """See `autopar.plan.again.SearchAgain`. Each question is planned once, for one stage in the form of the plan.
 
     Args:
         searched: the step in one microbatch with what was asked for, and in other forms.
@@ -37,13 +38,13 @@ class SearchedAgain:
 
     @cached_property
     def _stage(self) -> Problem:
-        """The step as one stage in as many microbatches, and with as much recomputed, as the plan."""
+        """The step as one stage in the form of the plan; in microbatches and with recomputation alone of a pipeline."""
         (problem, step), c = self.searched(), self.content
-        stage = c.stages[0]
-        graph = step.single_stage(c.num_microbatches, stage.remat, segment_layers=stage.segment_layers).graph
-        options = replace(problem.options, num_microbatches=c.num_microbatches, num_stages=1, schedule="auto")
+        form = c.stages[0].form.asked
+        if len(c.stages) > 1:
+            form = StepForm(c.num_microbatches, form.remat, block_scores=form.block_scores)
         reporting = replace(problem.reporting, explains_infeasible=False)
-        return replace(problem, graph=graph, options=options, reporting=reporting)
+        return problem_in_form(replace(problem, reporting=reporting), step.in_form(form))
 
     @cached_property
     def _alternatives(self) -> tuple[Considered, ...]:
@@ -54,7 +55,7 @@ class SearchedAgain:
         return tuple(_alternative(problem, name) for name in ALTERNATIVES)
 
     def alternatives(self) -> tuple[Considered, ...]:
-        """What people write by hand, in as many microbatches and with as much recomputed as the plan."""
+        """What people write by hand, in the form of the plan."""
         return self._alternatives
 
     def without(self, name: str) -> Considered | None:

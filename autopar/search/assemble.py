@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from autopar.ir import Graph
 from autopar.ir.fingerprint import fingerprint
 from autopar.plan import (
+    CombinedBytes,
     Considered,
     InputRecord,
     OutputRecord,
@@ -15,6 +16,7 @@ from autopar.plan import (
     PlanContent,
     SearchContent,
     Stage,
+    StepForm,
 )
 from autopar.plan.text import bytes_text
 from autopar.search.clock import Clock
@@ -100,12 +102,11 @@ def _stage(problem: Problem, sharding_problem: ShardingProblem, sharding: Shardi
         activation_bytes=sharding.activation_bytes,
         host_bytes=sharding.host_bytes,
         host_time=sharding.host_s,
-        slices_ahead=sharding.slices_ahead,
         weight_stash_bytes=sharding.weight_stash_bytes,
         accumulation_bytes=sharding.accumulation_bytes,
         state_bytes=sharding.state_bytes,
-        combine_bytes=None if joined is None else int(joined.combine_bytes),
-        gather_bytes=None if joined is None else int(joined.gather_bytes),
+        form=StepForm(microbatches=problem.options.num_microbatches or 1, slices_ahead=sharding.slices_ahead),
+        thresholds=None if joined is None else CombinedBytes(int(joined.combine_bytes), int(joined.gather_bytes)),
     )
 
 

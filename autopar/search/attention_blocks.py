@@ -28,7 +28,7 @@ def stage_block_scores(problem: Problem, one_stage: Plan | None) -> int:
     """
     if problem.options.token_slices is not None:
         return 0
-    plain = problem.options.attention == "auto" and one_stage is not None and not one_stage.stages[0].block_scores
+    plain = problem.options.attention == "auto" and one_stage is not None and not one_stage.stages[0].form.block_scores
     return 0 if plain else block_scores(problem)
 
 

@@ -129,7 +129,7 @@ def _candidates(
 def _meaning(candidate: _Candidate[FormT]) -> tuple[object, ...]:
     """What makes plans different: stages, microbatches, and where everything lies."""
     content = candidate.planned.plan.content
-    meshes = tuple((s.mesh_axes, s.devices, s.remat) for s in content.stages)
+    meshes = tuple((s.mesh_axes, s.devices, s.form.of_graph) for s in content.stages)
     return meshes, content.num_microbatches, content.schedule, content.inputs, content.operators
 
 

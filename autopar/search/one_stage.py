@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from autopar.errors import InfeasiblePlanError
-from autopar.plan import Plan
+from msgspec.structs import replace
+
+from autopar.plan import Plan, StepForm
 from autopar.recompute import LEVELS, Level
 from autopar.search.outcome import Bounded
 from autopar.search.trail import Region
@@ -16,63 +17,19 @@ from autopar.search.trials import Trials
 from autopar.sharding.padding import PaddedDim
 
 
-@dataclass(frozen=True)
-class OneStage:
-    """A step as one stage.
-
-    Args:
-        count: number of microbatches.
-        level: of recomputation.
-        block_scores: scores of one head from which attention runs in blocks; 0 leaves it as it is.
-        layered_update: whether the update of stacks of layers runs a layer at a time.
-        host_update: whether state that only the update reads lies on hosts and is updated there.
-        padded: dims that are padded inside, one of each class.
-        backward_update: whether the update of stacks of layers runs inside of the backward loop.
-        segment_layers: layers of a segment that the backward pass runs again at once; 0 leaves loops as they are.
-    """
-
-    count: int
-    level: Level
-    block_scores: int = 0
-    layered_update: bool = False
-    host_update: bool = False
-    padded: tuple[PaddedDim, ...] = ()
-    backward_update: bool = False
-    segment_layers: int = 0
-
-    @property
-    def region(self) -> Region:
-        """The region of the decision that it is."""
-        parts = ["attention in blocks"] * (self.block_scores > 0) + ["the update on hosts"] * self.host_update
-        parts += ["layers updated one at a time"] * self.layered_update + ["padding"] * bool(self.padded)
-        parts += ["layers updated in the backward loop"] * self.backward_update
-        parts += [f"segments of {self.segment_layers} layers"] * bool(self.segment_layers)
-        how = f"with {', '.join(parts)}" if parts else ""
-        return Region("one stage", ((1, 1),), (self.count,), "none", self.level, how)
-
-    def described(self, error: InfeasiblePlanError) -> InfeasiblePlanError:
-        """``error``, which says in how many microbatches, and with what recomputation."""
-        parts = [f"in {self.count} microbatches"] * (self.count > 1)
-        parts += [f"with remat={self.level!r}"] * (self.level != "none")
-        parts += ["with attention in blocks"] * (self.block_scores > 0)
-        parts += ["with the update on hosts"] * self.host_update
-        parts += ["with padding"] * bool(self.padded)
-        parts += ["with layers updated in the backward loop"] * self.backward_update
-        parts += [f"in segments of {self.segment_layers} layers"] * bool(self.segment_layers)
-        if not parts:
-            return error
-        return InfeasiblePlanError(
-            f"{error.fact}, {' '.join(parts)}",
-            cause=error.cause,
-            remedy=error.remedy,
-            source=error.source,
-            least_bytes=error.least_bytes,
-        )
+def region_of(form: StepForm) -> Region:
+    """The region of the decision that a form of one stage is."""
+    parts = ["attention in blocks"] * (form.block_scores > 0) + ["the update on hosts"] * form.host_update
+    parts += ["layers updated one at a time"] * form.layered_update + ["padding"] * bool(form.padded)
+    parts += ["layers updated in the backward loop"] * form.backward_update
+    parts += [f"segments of {form.segment_layers} layers"] * bool(form.segment_layers)
+    how = f"with {', '.join(parts)}" if parts else ""
+    return Region("one stage", ((1, 1),), (form.microbatches,), "none", form.remat, how)
 
 
-def first_configuration(counts: Sequence[int], remat: str) -> OneStage:
+def first_configuration(counts: Sequence[int], remat: str) -> StepForm:
     """The configuration that is tried first; arguments as of `one_stage`."""
-    return OneStage(counts[0], "none" if remat == "auto" else next(level for level in LEVELS if level == remat))
+    return StepForm(counts[0], "none" if remat == "auto" else next(level for level in LEVELS if level == remat))
 
 
 @dataclass(frozen=True)
@@ -93,7 +50,7 @@ class Shortage:
 
 
 def one_stage(
-    trials: Trials[OneStage, Plan],
+    trials: Trials[StepForm, Plan],
     counts: Sequence[int],
     remat: str,
     *,
@@ -102,7 +59,7 @@ def one_stage(
     host_update: bool = False,
     shortage: Shortage = Shortage(),
     cutoff_s: float = math.inf,
-    looks: Trials[OneStage, Plan] | None = None,
+    looks: Trials[StepForm, Plan] | None = None,
 ) -> Plan | Bounded:
     """The plan of one stage; `Bounded` where none is found to stay below ``cutoff_s``.
 
@@ -130,31 +87,31 @@ def one_stage(
         InfeasiblePlanError: no configuration fits.
         MicrobatchError: no number of microbatches is possible.
     """
-    levels = [first_configuration(counts, remat).level, *(LEVELS[1:] if remat == "auto" else ())]
+    levels = [first_configuration(counts, remat).remat, *(LEVELS[1:] if remat == "auto" else ())]
     plan: Plan | None
     if offload:
         configurations = [
-            OneStage(count, level, layered_update=by) for by in layered_updates for level in levels for count in counts
+            StepForm(count, level, layered_update=by) for by in layered_updates for level in levels for count in counts
         ]
         if host_update:
-            configurations += [OneStage(count, level, host_update=True) for level in levels for count in counts]
+            configurations += [StepForm(count, level, host_update=True) for level in levels for count in counts]
         plans = trials.run(configurations, seconds=_seconds, ends=_nothing_on_host, cutoff_s=cutoff_s)
         plan = min(plans, key=_seconds, default=None)
     elif looks is not None:
-        configurations = [OneStage(count, level) for count in counts for level in levels]
+        configurations = [StepForm(count, level) for count in counts for level in levels]
         first, in_loop = configurations[0], counts[0] == 1 and shortage.backward_update()
         if in_loop:
-            configurations[1:1] = [OneStage(1, level, backward_update=True) for level in levels]
+            configurations[1:1] = [StepForm(1, level, backward_update=True) for level in levels]
         for update in (False, True)[: 1 + in_loop]:
             configurations += [replace(first, backward_update=update, segment_layers=k) for k in shortage.segments()]
         plan = _fastest(trials, looks, configurations, cutoff_s)
     else:
-        plain = [OneStage(count, levels[0]) for count in counts]
+        plain = [StepForm(count, levels[0]) for count in counts]
         plan = _in_device_memory(trials, plain, levels[1:], shortage, cutoff_s)
     return _planned(trials, plan)
 
 
-def _planned(trials: Trials[OneStage, Plan], plan: Plan | None) -> Plan | Bounded:
+def _planned(trials: Trials[StepForm, Plan], plan: Plan | None) -> Plan | Bounded:
     """The plan; where there is none why."""
     if plan is not None:
         return plan
@@ -164,7 +121,7 @@ def _planned(trials: Trials[OneStage, Plan], plan: Plan | None) -> Plan | Bounde
 
 
 def in_blocks(
-    trials: Trials[OneStage, Plan],
+    trials: Trials[StepForm, Plan],
     counts: Sequence[int],
     remat: str,
     block_scores: int,
@@ -182,34 +139,37 @@ def in_blocks(
         trials: plans of one stage.
         counts: numbers of microbatches, rising.
         remat: "auto", or what is recomputed.
-        block_scores: see `OneStage`.
+        block_scores: see `StepForm`.
         plain: the plan of the plain form; None where none fits.
         layered_updates: as of `one_stage`.
         host_update: as of `one_stage`.
         shortage: as of `one_stage`.
     """
-    first = first_configuration(counts, remat).level
+    first = first_configuration(counts, remat).remat
     if plain is None:
         levels = (first, *(LEVELS[1:] if remat == "auto" else ()))
         updates = [*((by_layer, False) for by_layer in layered_updates), *[(False, True)] * host_update]
         each = itertools.product(updates, dict.fromkeys(levels), counts)
-        forms = [OneStage(count, level, block_scores, *update) for update, level, count in each]
+        forms = [
+            StepForm(count, level, block_scores=block_scores, layered_update=by_layer, host_update=on_hosts)
+            for (by_layer, on_hosts), level, count in each
+        ]
         in_loop = counts[0] == 1 and shortage.backward_update()
         if in_loop:
-            updated = [OneStage(1, level, block_scores, backward_update=True) for level in dict.fromkeys(levels)]
+            updated = [
+                StepForm(1, level, block_scores=block_scores, backward_update=True) for level in dict.fromkeys(levels)
+            ]
             forms = [forms[0], updated[0], *forms[1:], *updated[1:]]
-        short = OneStage(counts[0], first, block_scores, backward_update=in_loop)
+        short = StepForm(counts[0], first, block_scores=block_scores, backward_update=in_loop)
         return trials.first([*forms, *(replace(short, segment_layers=k) for k in shortage.segments())])
-    stage = plain.stages[0]
-    there = _updates_on_hosts(plain)
-    same = OneStage(plain.num_microbatches, stage.remat, block_scores, stage.layered_update, there)
-    same = replace(same, backward_update=stage.backward_update, segment_layers=stage.segment_layers)
-    configurations = dict.fromkeys([OneStage(counts[0], first, block_scores, layered_updates[0]), same])
+    same = replace(plain.stages[0].form, block_scores=block_scores).asked
+    least = StepForm(counts[0], first, block_scores=block_scores, layered_update=layered_updates[0])
+    configurations = dict.fromkeys([least, same])
     plans = trials.run(configurations, seconds=_seconds, cutoff_s=plain.step_time)
     return min((p for p in plans if p.step_time < plain.step_time), key=_seconds, default=None)
 
 
-def with_padding(trials: Trials[OneStage, Plan], plan: Plan, padded: Sequence[tuple[PaddedDim, ...]]) -> Plan:
+def with_padding(trials: Trials[StepForm, Plan], plan: Plan, padded: Sequence[tuple[PaddedDim, ...]]) -> Plan:
     """The plan of one stage with dims padded in the first of some ways that is faster than ``plan``; else ``plan``.
 
     Args:
@@ -217,19 +177,16 @@ def with_padding(trials: Trials[OneStage, Plan], plan: Plan, padded: Sequence[tu
         plan: without padding; what it chose otherwise is kept.
         padded: ways to pad, each one dim of each class.
     """
-    (stage,) = plan.stages
     for dims in padded:
-        there = _updates_on_hosts(plan)
-        same = OneStage(plan.num_microbatches, stage.remat, stage.block_scores, stage.layered_update, there, dims)
-        same = replace(same, segment_layers=stage.segment_layers)
+        same = replace(plan.stages[0].form, padded=dims).asked
         plans = trials.run([same], seconds=_seconds, cutoff_s=plan.step_time)
         plan = min((*plans, plan), key=_seconds)
     return plan
 
 
 def _in_device_memory(
-    trials: Trials[OneStage, Plan],
-    plain: Sequence[OneStage],
+    trials: Trials[StepForm, Plan],
+    plain: Sequence[StepForm],
     more: Sequence[Level],
     shortage: Shortage,
     cutoff_s: float,
@@ -243,7 +200,7 @@ def _in_device_memory(
         shortage: see `one_stage`.
         cutoff_s: see `one_stage`.
     """
-    counts = [c.count for c in plain]
+    counts = [c.microbatches for c in plain]
     plan = trials.first(plain[:1], cutoff_s)
     short = trials.bounded is None if plan is None else plan.content.memory_bound
     in_loop = short and counts[0] == 1 and shortage.backward_update()
@@ -253,19 +210,19 @@ def _in_device_memory(
         plan = min((p for p in (plan, *plans) if p is not None), key=_seconds, default=None)
     if plan is None and trials.bounded is None:
         may_fit = set(shortage.may_fit(counts[1:]) if len(counts) > 2 else counts)
-        some = [c for c in plain[1:] if c.count in may_fit]
+        some = [c for c in plain[1:] if c.microbatches in may_fit]
         plan = trials.first(some, cutoff_s) or _recomputed(trials, counts, more, cutoff_s)
     if plan is None and trials.bounded is None and in_loop:
-        plan = trials.first([replace(plain[0], level=level, backward_update=True) for level in more], cutoff_s)
+        plan = trials.first([replace(plain[0], remat=level, backward_update=True) for level in more], cutoff_s)
     if not short or (plan is None and trials.bounded is not None):
         return plan
     return _in_segments(trials, counts, replace(plain[0], backward_update=in_loop), plan, shortage, cutoff_s)
 
 
 def _in_segments(
-    trials: Trials[OneStage, Plan],
+    trials: Trials[StepForm, Plan],
     counts: Sequence[int],
-    first: OneStage,
+    first: StepForm,
     plan: Plan | None,
     shortage: Shortage,
     cutoff_s: float,
@@ -283,7 +240,7 @@ def _in_segments(
     forms = [replace(first, segment_layers=k) for k in shortage.segments()]
     if not forms:
         return plan
-    if plan is not None and plan.num_microbatches == first.count and plan.stages[0].remat == first.level:
+    if plan is not None and plan.num_microbatches == first.microbatches and plan.stages[0].form.remat == first.remat:
         unlimited_s = plan.content.search.unlimited_s
         if unlimited_s is None or plan.step_time < (1 + shortage.segment_cost) * unlimited_s:
             return plan
@@ -291,15 +248,15 @@ def _in_segments(
     possible = trials.possible(counts)
     if segmented is None and plan is None and len(possible) > 1 and trials.bounded is None:
         least = replace(forms[0], backward_update=False)
-        segmented = trials.first([replace(least, count=possible[-1])], cutoff_s)
+        segmented = trials.first([replace(least, microbatches=possible[-1])], cutoff_s)
         if segmented is not None:
-            between = [replace(least, count=count) for count in possible[1:-1]]
+            between = [replace(least, microbatches=count) for count in possible[1:-1]]
             segmented = trials.first(between, cutoff_s) or segmented
     return min((p for p in (plan, segmented) if p is not None), key=_seconds, default=None)
 
 
 def _recomputed(
-    trials: Trials[OneStage, Plan], counts: Sequence[int], levels: Sequence[Level], cutoff_s: float
+    trials: Trials[StepForm, Plan], counts: Sequence[int], levels: Sequence[Level], cutoff_s: float
 ) -> Plan | None:
     """The plan that recomputes as little as must be.
 
@@ -309,17 +266,17 @@ def _recomputed(
     possible = trials.possible(counts)
     if not levels or not possible or trials.bounded is not None:
         return None
-    plan = trials.first([OneStage(possible[-1], levels[-1])], cutoff_s)
+    plan = trials.first([StepForm(possible[-1], levels[-1])], cutoff_s)
     if plan is not None or trials.bounded is not None:
-        between = [OneStage(count, level) for level in levels for count in possible]
+        between = [StepForm(count, level) for level in levels for count in possible]
         return trials.first(between[:-1], cutoff_s) or plan
-    return trials.first([OneStage(possible[0], level) for level in levels], cutoff_s) if len(possible) > 1 else None
+    return trials.first([StepForm(possible[0], level) for level in levels], cutoff_s) if len(possible) > 1 else None
 
 
 def _fastest(
-    trials: Trials[OneStage, Plan],
-    looks: Trials[OneStage, Plan],
-    configurations: Sequence[OneStage],
+    trials: Trials[StepForm, Plan],
+    looks: Trials[StepForm, Plan],
+    configurations: Sequence[StepForm],
     cutoff_s: float,
 ) -> Plan | None:
     """The fastest plan of a tiny step up to the first that the limit has no part in; arguments as of `one_stage`."""
@@ -330,9 +287,9 @@ def _fastest(
     return min(plans, key=_seconds, default=None)
 
 
-def _fastest_look_first(looks: Trials[OneStage, Plan], configurations: Sequence[OneStage]) -> list[OneStage]:
+def _fastest_look_first(looks: Trials[StepForm, Plan], configurations: Sequence[StepForm]) -> list[StepForm]:
     """Configurations up to the first that the limit has no part in, by the seconds of looks; those without one last."""
-    seconds: dict[OneStage, float] = {}
+    seconds: dict[StepForm, float] = {}
     for c in configurations:
         plans = looks.run([c])
         seconds[c] = min(map(_seconds, plans), default=math.inf)
@@ -341,16 +298,12 @@ def _fastest_look_first(looks: Trials[OneStage, Plan], configurations: Sequence[
     return sorted(seconds, key=lambda c: seconds[c])
 
 
-def _updates_on_hosts(plan: Plan) -> bool:
-    return any(o.on_host for o in plan.content.operators)
-
-
 def _nothing_on_host(plan: Plan) -> bool:
     return not plan.stages[0].host_bytes
 
 
 def _is_free_of_the_limit(plan: Plan) -> bool:
-    return plan.stages[0].remat == "none" and not plan.content.memory_bound
+    return plan.stages[0].form.remat == "none" and not plan.content.memory_bound
 
 
 def _seconds(plan: Plan) -> float:

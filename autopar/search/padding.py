@@ -23,7 +23,7 @@ def paddings_of(problem: Problem, plan: Plan) -> list[tuple[PaddedDim, ...]]:
         plan: of it.
     """
     stage = plan.stages[0]
-    by_layer = stage.layered_update or stage.backward_update
+    by_layer = stage.form.layered_update or stage.form.backward_update
     if by_layer or stage.host_bytes or problem.options.offload in ("layers", "update"):
         return []
     classes = paddings(problem)

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-import msgspec
+from msgspec import structs
 
 from autopar.errors import InfeasiblePlanError, MicrobatchError
 from autopar.microbatch import batch_size
-from autopar.plan import Plan
+from autopar.plan import Plan, StepForm
 from autopar.search.alpa import alpa
 from autopar.search.anytime import Converted
 from autopar.search.attention_blocks import block_scores
@@ -21,13 +21,20 @@ from autopar.search.cache import PlanCache, cached
 from autopar.search.enumeration.whole_steps import counts_that_may_fit
 from autopar.search.looks import with_looks_only
 from autopar.search.notes import meetings
-from autopar.search.one_stage import OneStage, Shortage, first_configuration, in_blocks, one_stage, with_padding
+from autopar.search.one_stage import (
+    Shortage,
+    first_configuration,
+    in_blocks,
+    one_stage,
+    region_of,
+    with_padding,
+)
 from autopar.search.outcome import Bounded
 from autopar.search.padding import padding_notes, paddings_of
 from autopar.search.problem import Problem
 from autopar.search.registry import Strategy, names_plan
 from autopar.search.segments import Segments
-from autopar.search.source import StepSource
+from autopar.search.source import FormedStep, StepSource
 from autopar.search.trials import Trials
 
 
@@ -51,14 +58,14 @@ class OneStagePlanner:
         o, blocks = problem.options, block_scores(problem)
         first = first_configuration(counts or [1], o.remat)
         if blocks and o.attention == "blocks":
-            first = replace(first, block_scores=blocks)
+            first = structs.replace(first, block_scores=blocks)
         plan = self._attempt(roomy, step)(first, cutoff_s, False)
         if isinstance(plan, Bounded):
             return plan
         if is_best_of_one_stage(problem, plan):
             attempt = self._attempt(problem, step)
             if blocks and not first.block_scores:
-                plan = in_blocks(Trials(attempt), [first.count], o.remat, blocks, plan) or plan
+                plan = in_blocks(Trials(attempt), [first.microbatches], o.remat, blocks, plan) or plan
             plan = with_padding(Trials(attempt), plan, paddings_of(problem, plan))
         return self._bounded(problem, counts, plan)
 
@@ -122,41 +129,31 @@ class OneStagePlanner:
         plan = in_backward.noted(with_padding(Trials(attempt), plan, paddings_of(problem, plan)))
         return self._bounded(problem, counts, plan)
 
-    def _attempt(self, problem: Problem, step: StepSource) -> Callable[[OneStage, float, bool], Plan | Bounded]:
+    def _attempt(self, problem: Problem, step: StepSource) -> Callable[[StepForm, float, bool], Plan | Bounded]:
         """What plans one stage in a configuration; see `Trials`."""
 
         freedom = Freedom.of(problem)
 
-        def attempt(configuration: OneStage, cutoff_s: float, explain: bool) -> Plan | Bounded:
+        def attempt(form: StepForm, cutoff_s: float, explain: bool) -> Plan | Bounded:
             problem.spend()
             if explain:  # it was tried before
-                return planned(configuration, cutoff_s, explain)
-            region, limit = configuration.region, problem.memory_limit_bytes
-            return problem.trail.tried(region, problem.meter, limit, lambda: planned(configuration, cutoff_s, explain))
+                return planned(form, cutoff_s, explain)
+            region, limit = region_of(form), problem.memory_limit_bytes
+            return problem.trail.tried(region, problem.meter, limit, lambda: planned(form, cutoff_s, explain))
 
-        def planned(configuration: OneStage, cutoff_s: float, explain: bool) -> Plan | Bounded:
-            count, level = configuration.count, configuration.level
-            c = configuration
-            single = step.single_stage(
-                count, level, c.block_scores, c.layered_update, c.padded, c.backward_update, c.segment_layers
-            )
-            options = replace(problem.options, num_microbatches=count, num_stages=1, schedule="auto", remat="auto")
-            if c.host_update and options.offload == "auto":
-                options = replace(options, offload="update")
-            subproblem = replace(problem.subproblem, uniform_stages=False, cutoff_s=cutoff_s)
+        def planned(form: StepForm, cutoff_s: float, explain: bool) -> Plan | Bounded:
+            formed = step.in_form(form)
             reporting = replace(problem.reporting, explains_infeasible=explain)
-            stage = replace(problem, options=options, subproblem=subproblem, reporting=reporting)
+            stage = problem_in_form(replace(problem, reporting=reporting), formed, cutoff_s)
 
             def in_form(plan: Plan) -> Plan:
-                loops = c.layered_update, c.backward_update, c.segment_layers
-                content = plan.content.in_form(level, single.layer_ends, *loops)
-                content = content.in_blocks(c.block_scores)
-                content = content.with_padding(c.padded, padding_notes(problem.graph, c.padded))
-                notes = (*content.notes, *meetings(single.graph))
-                return replace(plan, content=msgspec.structs.replace(content, notes=notes))
+                there = any(o.on_host for o in plan.content.operators)
+                notes = (*padding_notes(problem.graph, form.padded), *meetings(formed.graph))
+                content = plan.content.in_form(structs.replace(formed.form, host_update=there), notes)
+                return replace(plan, content=content)
 
             looks = problem.anytime and Converted(problem.anytime, lambda p: bounded(in_form(p), problem, freedom))
-            answer = self._shard(replace(stage, graph=single.graph, anytime=looks))
+            answer = self._shard(replace(stage, anytime=looks))
             if isinstance(answer, Bounded):
                 return answer
             plan = in_form(answer)
@@ -178,6 +175,23 @@ class OneStagePlanner:
     def _shard(self, problem: Problem) -> Plan | Bounded:
         problem.log(f"planning {len(problem.graph.operators)} operators for {problem.cluster}")
         return cached(self.strategy, self.cache)(problem)
+
+
+def problem_in_form(problem: Problem, formed: FormedStep, cutoff_s: float = math.inf) -> Problem:
+    """What is asked of a strategy that shards a step in a form.
+
+    Args:
+        problem: the step, and what is asked for.
+        formed: it in the form.
+        cutoff_s: seconds of a step that the plan must stay below to be of use.
+    """
+    form, o = formed.form, problem.options
+    offload = "update" if form.host_update and o.offload == "auto" else o.offload
+    options = replace(
+        o, num_microbatches=form.microbatches, num_stages=1, schedule="auto", remat="auto", offload=offload
+    )
+    subproblem = replace(problem.subproblem, uniform_stages=False, cutoff_s=cutoff_s)
+    return replace(problem, graph=formed.graph, options=options, subproblem=subproblem)
 
 
 def is_tiny(problem: Problem) -> bool:

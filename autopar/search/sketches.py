@@ -152,6 +152,6 @@ def _cost_of(content: PlanContent) -> float:
     search = content.search
     if not content.memory_bound:
         return 0.0
-    known = content.stages[0].remat == "none" and search.unlimited_s is not None and search.objective > 0
+    known = content.stages[0].form.remat == "none" and search.unlimited_s is not None and search.objective > 0
     cost = 0.0 if not known or search.unlimited_s is None else 1.0 - search.unlimited_s / search.objective
     return cost if cost > 0 else 1.0  # the first look has none without the limit

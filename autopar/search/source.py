@@ -8,10 +8,8 @@ from typing import Protocol
 
 from autopar.ir import Graph
 from autopar.microbatch import Microbatching
-from autopar.plan import Plan
-from autopar.recompute import Level
+from autopar.plan import Plan, StepForm
 from autopar.search.constraints import Constraint, SharedStages
-from autopar.sharding.padding import PaddedDim
 from autopar.solver.meter import Meter
 from autopar.stages import StageMap, StageParts
 
@@ -60,29 +58,16 @@ class Sliced:
 
 
 @dataclass(frozen=True)
-class Recomputation:
-    """What the backward pass of a stage recomputes.
+class FormedStep:
+    """A step as one stage, in a form.
 
     Args:
-        level: what is held.
-        layers: ids of the operators of each layer of the stage's forward pass.
-    """
-
-    level: Level
-    layers: tuple[tuple[str, ...], ...]
-
-
-@dataclass(frozen=True)
-class SingleStage:
-    """A step as one stage.
-
-    Args:
-        graph: in its number of microbatches, with what it recomputes.
-        layer_ends: last operators of the layers of its forward pass but the last, where something is recomputed.
+        graph: of the step.
+        form: with the ends of the layers that were found, where something is recomputed.
     """
 
     graph: Graph
-    layer_ends: tuple[str, ...]
+    form: StepForm
 
 
 @dataclass(frozen=True)
@@ -116,30 +101,8 @@ class StepSource(Protocol):
         """Counts the operators of what is traced."""
         ...
 
-    def single_stage(
-        self,
-        num_microbatches: int,
-        remat: Level,
-        block_scores: int = 0,
-        layered_update: bool = False,
-        padded: tuple[PaddedDim, ...] = (),
-        backward_update: bool = False,
-        segment_layers: int = 0,
-    ) -> SingleStage:
-        """The step as one stage.
-
-        Args:
-            num_microbatches: parts of the batch that run one after another.
-            remat: what is held of the forward pass.
-            block_scores: scores of one head from which attention runs in blocks; 0 leaves it as it is.
-            layered_update: whether the update of stacks of layers runs a layer at a time.
-            padded: dims that are padded inside, one of each class.
-            backward_update: whether the update of stacks of layers runs inside of the backward loop, as far as it may.
-            segment_layers: layers of a segment that the backward pass runs again at once; 0 leaves loops as they are.
-
-        Raises:
-            MicrobatchError: there cannot be as many microbatches.
-        """
+    def in_form(self, form: StepForm) -> FormedStep:
+        """The step as one stage in a form. Raises MicrobatchError: there cannot be as many microbatches."""
         ...
 
     def may_update_by_layer(self) -> bool:
@@ -169,7 +132,7 @@ class StepSource(Protocol):
             num_stages: of the pipeline; None where it is free.
             most_groups: groups of layers that a stack is split into.
             one_loop: whether each stage of a given number is to have one group, so that one loop goes over its layers.
-            block_scores: as of `single_stage`, in all stages.
+            block_scores: scores of one head from which attention of all stages runs in blocks; 0 leaves it as it is.
         """
         ...
 
@@ -206,8 +169,6 @@ class StageSource(Protocol):
         """One stage of `slice`, with the map of all of them."""
         ...
 
-    def recomputed(
-        self, count: int, members: Sequence[Sequence[str]], stage: int, recomputation: Recomputation
-    ) -> Graph:
-        """The graph of one stage of `slice` with a backward pass that recomputes what ``again`` does not keep."""
+    def in_form(self, members: Sequence[Sequence[str]], stage: int, form: StepForm) -> Graph:
+        """The graph of one stage of `slice` in a form, with the layers that the form has the ends of."""
         ...

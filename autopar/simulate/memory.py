@@ -134,5 +134,5 @@ def _held_by(stage: Stage, versions: int) -> _Held:
         stage.activation_bytes,
         stage.received_bytes,
         stage.weight_stash_bytes,
-        1 + IN_TRANSFER if stage.activations_offloaded else None,
+        1 + IN_TRANSFER if stage.form.activations_offloaded else None,
     )

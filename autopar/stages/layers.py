@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autopar.cost import total_flops
+from autopar.errors import PlanMismatchError
 from autopar.ir import Graph, Literal, Operator
 from autopar.ir.analysis import dependents
 from autopar.ir.fingerprint import structural_hash
@@ -205,3 +206,22 @@ def _runs_within(prefix: np.ndarray, limit: float) -> Iterator[_Runs]:
         begins = np.concatenate([[0], np.cumsum(lengths)[:-1]])
         ends_of = np.repeat(ends[part], lengths)
         yield _Runs(ends[part], begins, np.arange(len(ends_of)) - np.repeat(begins - firsts[part], lengths), ends_of)
+
+
+def members_of(forward: Sequence[str], cuts: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """By stage the ids of its forward operators: runs of ``forward`` that end with each of ``cuts``.
+
+    Raises:
+        PlanMismatchError: a cut is not among them.
+    """
+    at = {id: n for n, id in enumerate(forward)}
+    missing = [c for c in cuts if c not in at]
+    if missing:
+        raise PlanMismatchError(
+            f"the plan cuts the step after {missing[0]}, which the step does not have",
+            cause="the function, its shapes, or the version of a library changed since",
+            remedy="plan again, and save the new plan",
+        )
+    ends = [at[c] + 1 for c in cuts]
+    starts = [0, *ends]
+    return tuple(tuple(forward[a:b]) for a, b in zip(starts, [*ends, len(forward)], strict=True))

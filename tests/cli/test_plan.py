@@ -118,7 +118,7 @@ def test_options_of_a_pipeline_reach_the_plan(run: Run) -> None:
     cut = ("--stages", "2", "--microbatches", "4", "--schedule", "gpipe", "--remat", "full")
     plan = planned(run, "examples.mlp", "--cluster", "local-cpu", *sizes, *cut)
     assert (plan.num_stages, plan.num_microbatches, plan.schedule) == (2, 4, "gpipe")
-    assert [s.remat for s in plan.stages] == ["full", "full"]
+    assert [s.form.remat for s in plan.stages] == ["full", "full"]
 
 
 @pytest.mark.usefixtures("folder")

@@ -52,7 +52,7 @@ def test_values(name: str, schedule: str, remat: str) -> None:
         options = {"num_stages": 2, "num_microbatches": 2, "schedule": schedule, "remat": remat}
         parallel = assert_same(step, args, rtol=1e-10, attention="blocks", **options)
         plan = parallel.plan(*args)
-    assert [s.block_scores for s in plan.stages] == [1, 1]
+    assert [s.form.block_scores for s in plan.stages] == [1, 1]
     assert remat != "none" or "attention_backward" in cores(plan)
 
 
@@ -87,7 +87,7 @@ def test_slices_of_tokens_take_attention_as_it_is_written() -> None:
     plan = autopar.parallelize(
         step, cluster=toy(2), num_stages=2, num_microbatches=2, attention="blocks", token_slices=2
     ).plan(*args)
-    assert not cores(plan) and not any(s.block_scores for s in plan.stages)
+    assert not cores(plan) and not any(s.form.block_scores for s in plan.stages)
 
 
 def test_stages_take_the_form_that_one_stage_has() -> None:

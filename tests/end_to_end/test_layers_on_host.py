@@ -98,7 +98,7 @@ def test_slices_on_the_way_are_in_the_memory(devices, slices):
     slice_bytes, rest = 64 * 256 * 4 / split, plan.stages[0].memory
     held = rest.total - rest.parameters - rest.optimizer - rest.batch
     assert slices[0] <= held / slice_bytes <= slices[1]
-    assert plan.stages[0].slices_ahead == int(devices > 1)
+    assert plan.stages[0].form.slices_ahead == int(devices > 1)
     text = "one ahead" if devices > 1 else "one by one"
     assert f"layers fetched {text}" in str(plan)
     assert f"layers fetched from host memory {text}" in plan_words(plan.content)
@@ -170,14 +170,14 @@ def test_auto_takes_it_where_nothing_else_fits():
     cluster = one_device(25e9)
     step, args = build(32)
     wide = parallelize(step, cluster=cluster, offload="auto", **OPTIONS).plan(*args)
-    assert not on_host(wide) and not wide.stages[0].layered_update
+    assert not on_host(wide) and not wide.stages[0].form.layered_update
     limit = wide.peak_memory // 5
     with pytest.raises(InfeasiblePlanError):
         parallelize(step, cluster=cluster, memory_limit=limit, **OPTIONS).plan(*args)
     plan = parallelize(step, cluster=cluster, memory_limit=limit, offload="auto", **OPTIONS).plan(*args)
     assert plan.peak_memory <= limit
     assert {"state[0]['layers']['up']", "state[0]['layers']['down']"} <= on_host(plan)
-    assert plan.stages[0].layered_update
+    assert plan.stages[0].form.layered_update
     assert Plan.from_json(plan.to_json()) == plan
 
 

@@ -35,7 +35,7 @@ def test_what_joins_terms_of_several_stages_is_in_no_layer():
     """Chunks of a model with uneven layers: the mean of the loss runs once, after the last microbatch."""
     fn, args = mlp.build(layers=5, abstract=True)
     plan = autopar.parallelize(fn, num_stages=4, num_microbatches=2, schedule="interleaved", remat="full").plan(*args)
-    assert [s.remat for s in plan.stages] == ["full"] * 4
+    assert [s.form.remat for s in plan.stages] == ["full"] * 4
 
 
 @pytest.mark.parametrize("microbatches", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -73,7 +73,7 @@ def held(level):
 def test_what_is_held_shrinks_as_the_plan_says():
     kept, plain = held("none")
     recomputing, plan = held("full")
-    assert [s.remat for s in plan.stages] == ["full", "full"]
+    assert [s.form.remat for s in plan.stages] == ["full", "full"]
     assert kept == [4 * s.activation_bytes for s in plain.stages]
     assert recomputing == [4 * s.activation_bytes for s in plan.stages]
     assert all(0 < a < b for a, b in zip(recomputing, kept, strict=True))

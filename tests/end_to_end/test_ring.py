@@ -185,7 +185,7 @@ def test_a_plan_in_blocks_is_saved_and_runs_again() -> None:
         step, args = train_step(FORMS["example"]), arguments(1, 1)
         plan = parallel(step, mesh_shape=(8,)).plan(*args)
         again = autopar.Plan.from_json(plan.to_json())
-        assert again == plan and again.stages[0].block_scores == 1
+        assert again == plan and again.stages[0].form.block_scores == 1
         assert any("blocks" in note for note in again.notes)
         got = autopar.parallelize(step, plan=again)(*args)
         jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, 1e-10, 1e-10), got, jax.jit(step)(*args))
@@ -200,10 +200,10 @@ def test_long_sequences_are_planned_both_ways_and_short_ones_are_not() -> None:
 
     one = toy(1)
     plan = parallel(step, cluster=one, attention="auto").plan(*shapes(16384))
-    assert plan.stages[0].block_scores and plan.peak_memory < 10**9
+    assert plan.stages[0].form.block_scores and plan.peak_memory < 10**9
     with pytest.raises(InfeasiblePlanError):
         parallel(step, cluster=one, attention="plain").plan(*shapes(16384))
-    assert not parallel(step, cluster=one, attention="auto").plan(*shapes(2048)).stages[0].block_scores
+    assert not parallel(step, cluster=one, attention="auto").plan(*shapes(2048)).stages[0].form.block_scores
     with pytest.raises(AutoparError, match="no form of attention"):
         parallel(step, attention="ring")
 

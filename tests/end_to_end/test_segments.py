@@ -48,7 +48,7 @@ def test_values_and_memory(x64: None, devices: int, remat: bool) -> None:
     plan = planned(step, args, devices, limit)
     assert plan.peak_memory <= limit
     stage = plan.stages[0]
-    assert stage.segment_layers and LAYERS % stage.segment_layers == 0
+    assert stage.form.segment_layers and LAYERS % stage.form.segment_layers == 0
     executable, run = compiled(step, plan, args)
     assert_trained(run, step, args)
     m = executable.memory_analysis()
@@ -59,8 +59,8 @@ def test_values_and_memory(x64: None, devices: int, remat: bool) -> None:
 def test_the_plan_says_so_and_runs_when_it_is_loaded(x64: None) -> None:
     step, args = activations()
     plan = planned(step, args, 8, 1.03 * least_bytes(step, args, 8))
-    layers = plan.stages[0].segment_layers
-    assert f"segments of {layers} layers" in str(plan) and plan.stages[0].remat == "none"
+    layers = plan.stages[0].form.segment_layers
+    assert f"segments of {layers} layers" in str(plan) and plan.stages[0].form.remat == "none"
     loaded = Plan.from_json(plan.to_json())
     assert loaded == plan
     assert_trained(parallelize(step, plan=loaded, donate_argnums=0), step, args)
@@ -71,7 +71,7 @@ def test_several_microbatches(x64: None) -> None:
     """In a number that was asked for, with gradients that are added up."""
     step, args = activations()
     plan = planned(step, args, 4, 1.03 * least_bytes(step, args, 4, num_microbatches=4), num_microbatches=4)
-    assert plan.num_microbatches == 4 and plan.stages[0].segment_layers
+    assert plan.num_microbatches == 4 and plan.stages[0].form.segment_layers
     assert_trained(compiled(step, plan, args)[1], step, args)
 
 
@@ -83,8 +83,8 @@ def test_more_microbatches_are_taken_where_they_are_faster(x64: None) -> None:
     options: dict[str, Any] = {"num_microbatches": "auto", "bandwidth": 1e13}
     plan = planned(step, args, 2, limit, **options)
     alone = planned(step, args, 2, limit, bandwidth=1e13)
-    assert alone.stages[0].segment_layers and plan.step_time <= alone.step_time
-    assert plan.num_microbatches > 1 and not plan.stages[0].segment_layers
+    assert alone.stages[0].form.segment_layers and plan.step_time <= alone.step_time
+    assert plan.num_microbatches > 1 and not plan.stages[0].form.segment_layers
 
 
 @pytest.mark.slow
@@ -92,7 +92,7 @@ def test_ample_memory_and_what_was_asked_for(x64: None) -> None:
     """Nothing is recomputed where all fits, nor where `remat` says so."""
     step, args = activations()
     plan = planned(step, args, 4)
-    assert not plan.stages[0].segment_layers and "segments" not in plan.to_json() + str(plan)
+    assert not plan.stages[0].form.segment_layers and "segments" not in plan.to_json() + str(plan)
     limit = 1.03 * least_bytes(step, args, 4)
     with pytest.raises(InfeasiblePlanError):
         planned(step, args, 4, limit, remat="none")
@@ -105,7 +105,7 @@ def test_stacks_of_state_are_updated_in_segments_too(x64: None) -> None:
     args = (args[0], jnp.arange(3 * EXAMPLES, dtype=jnp.int32).reshape(EXAMPLES, 3) % 5)
     plan = planned(step, args, 4, 1.02 * least_bytes(step, args, 4))
     stage = plan.stages[0]
-    assert stage.segment_layers > 1 and stage.backward_update
+    assert stage.form.segment_layers > 1 and stage.form.backward_update
     executable, run = compiled(step, plan, args)
     assert_trained(run, step, args)
     m = executable.memory_analysis()

@@ -161,7 +161,7 @@ def test_logits_of_an_uneven_vocabulary_are_split(tmp_path: Path):
         want = jax.jit(head)(*args)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-10, 1e-13), step(*args), want)
         assert step.plan.step_time < 0.7 * by_whole.plan.step_time
-        assert step.plan.stages[0].padded[0][2] == 4104
+        assert step.plan.stages[0].form.padded[0][2] == 4104
         assert any("padded to 4104" in note and "0.12%" in note for note in step.plan.content.notes)
         assert "f64[6,513]" in step.as_text()
         assert "f64[6,4099]" not in step.as_text()
@@ -171,7 +171,7 @@ def test_logits_of_an_uneven_vocabulary_are_split(tmp_path: Path):
         again = autopar.parallelize(head, cluster=toy(8), plan=tmp_path / "plan.json")
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-10, 1e-13), again(*args), want)
         assert again.plan(*args) == step.plan
-        assert not by_whole.plan.stages[0].padded
+        assert not by_whole.plan.stages[0].form.padded
         for leaf, sharding in zip(args, jax.tree.leaves(step.input_shardings), strict=True):
             assert isinstance(sharding, NamedSharding)
             assert sharding.shard_shape(leaf.shape)  # the user's sizes are kept, and split evenly or not at all
@@ -194,7 +194,7 @@ def test_nothing_is_padded_where_the_padding_costs_more_than_it_saves():
 
     args = jax.ShapeDtypeStruct((13, 4096), jnp.float32), jax.ShapeDtypeStruct((8192, 13), jnp.float32)
     plan = autopar.parallelize(step, cluster=toy(8), **FREE).plan(*args)
-    assert not plan.stages[0].padded
+    assert not plan.stages[0].form.padded
 
 
 def test_the_batch_is_not_padded_where_microbatches_split_it():
@@ -210,6 +210,6 @@ def test_the_batch_is_not_padded_where_microbatches_split_it():
         autopar.parallelize(step, cluster=cluster, num_stages=1, num_microbatches=n, mesh_shape=(8,)).plan(*args)
         for n in (1, 3)
     )
-    assert all(name != "x" for name, _, _ in in_three.stages[0].padded)
+    assert all(name != "x" for name, _, _ in in_three.stages[0].form.padded)
     assert in_three.num_microbatches == 3 and at_once.num_microbatches == 1
     assert any("scan" in o.id for o in in_three.content.operators)

@@ -77,7 +77,7 @@ def test_values_and_memory(x64: None, devices: int) -> None:
     step, args = adam()
     limit = TIMES * state_bytes(args) / devices
     plan = function(step, devices, limit).plan(*args)
-    assert plan.stages[0].backward_update and plan.peak_memory <= limit
+    assert plan.stages[0].form.backward_update and plan.peak_memory <= limit
     assert "layers updated inside of the backward loop" in str(plan)
     assert Plan.from_json(plan.to_json()) == plan
     executable, run = compiled(step, plan, args)
@@ -91,7 +91,7 @@ def test_values_and_memory(x64: None, devices: int) -> None:
 def test_a_saved_plan_runs_as_it_was_made(x64: None) -> None:
     step, args = adam()
     plan = Plan.from_json(function(step, 8, TIMES * state_bytes(args) / 8).plan(*args).to_json())
-    assert plan.stages[0].backward_update
+    assert plan.stages[0].form.backward_update
     assert_trained(parallelize(step, plan=plan, donate_argnums=0), step, args)
 
 
@@ -102,7 +102,7 @@ def test_a_norm_of_all_gradients_waits_for_them(x64: None) -> None:
     with pytest.raises(InfeasiblePlanError) as error:
         function(step, 8, TIMES * state_bytes(args) / 8, **options).plan(*args)
     plan = function(step, 8, 1.01 * error.value.least_bytes, **options).plan(*args)
-    assert not plan.stages[0].backward_update
+    assert not plan.stages[0].form.backward_update
     (note,) = (n for n in plan.content.notes if "gradients of stacks" in n)
     assert note.startswith("2.1 MB of gradients of stacks are kept") and "stacked.py" in note
 
@@ -110,7 +110,7 @@ def test_a_norm_of_all_gradients_waits_for_them(x64: None) -> None:
 def test_ample_memory_keeps_the_step_as_it_is(x64: None) -> None:
     step, args = adam()
     plan = function(step, 4).plan(*args)
-    assert not plan.stages[0].backward_update and "backward loop" not in str(plan)
+    assert not plan.stages[0].form.backward_update and "backward loop" not in str(plan)
 
 
 @pytest.mark.slow
@@ -118,7 +118,7 @@ def test_what_is_not_donated_is_not_written_in_place(x64: None) -> None:
     """Old and new state are both there: the limit that does with donation does not without."""
     step, args = adam()
     limit = TIMES * state_bytes(args) / 4
-    assert function(step, 4, limit).plan(*args).stages[0].backward_update
+    assert function(step, 4, limit).plan(*args).stages[0].form.backward_update
     with pytest.raises(InfeasiblePlanError):
         function(step, 4, limit, donate_argnums=()).plan(*args)
 
@@ -131,7 +131,7 @@ def test_optimizers_on_several_devices(x64: None, name: str, remat: bool, tied: 
     with pytest.raises(InfeasiblePlanError) as error:
         function(step, 4, state_bytes(args) / 4).plan(*args)
     plan = function(step, 4, 1.005 * error.value.least_bytes).plan(*args)
-    assert plan.stages[0].backward_update
+    assert plan.stages[0].form.backward_update
     assert_trained(compiled(step, plan, args)[1], step, args)
 
 
@@ -145,5 +145,5 @@ def test_memory_that_a_gpu_needs_is_as_predicted() -> None:
     plan = parallelize(
         step, cluster=parse_target(target).cluster(), memory_limit=int(1.3 * share), batch_argnums=1, **OPTIONS
     ).plan(*args)
-    assert plan.stages[0].backward_update
+    assert plan.stages[0].form.backward_update
     assert 0.95 < verify(plan, step, *args, target=target).memory_ratio < 1.08

@@ -275,7 +275,7 @@ def test_a_region_with_numbers_in_a_program_that_is_traced_again():
     args = (array(15), array(8, 3))
     options = ParallelOptions(cluster=MIDDLE, mesh_shape=(2, 4), search=padded_plan(step, args, 3), num_stages=1)
     compiled = parallelize_with(step, options).compile(*args)
-    assert compiled.plan.stages[0].padded
+    assert compiled.plan.stages[0].form.padded
     assert_trees_same(compiled(*args), jax.jit(step)(*args))
 
 

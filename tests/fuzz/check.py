@@ -157,7 +157,7 @@ def run_planned(fn: Callable[..., Any], args: Sequence[Any], config: Config) -> 
     options = ParallelOptions(cluster=MIDDLE, mesh_shape=mesh, search=search, num_stages=1, attention="blocks")
     compiled = parallelize_with(fn, options).compile(*args)
     drawn = primitives_of(compiled.traced.graph) | planned_of(compiled.plan)
-    drawn |= {"dims padded inside"} if compiled.plan.stages[0].padded else set()
+    drawn |= {"dims padded inside"} if compiled.plan.stages[0].form.padded else set()
     return jax.block_until_ready(compiled(*args)), drawn
 
 

@@ -96,7 +96,7 @@ CASES: dict[str, Case] = {
     "recomputed": Case(
         lambda: stacked(2, width=8, dtype=jnp.float64),
         {**_ONE, "remat": "full", "mesh_shape": (4, 2)},
-        lambda p: p.stages[0].remat == "full",
+        lambda p: p.stages[0].form.remat == "full",
     ),
     "loops": Case(loops, {**_ONE, "mesh_shape": (2, 2, 2)}),
     "context parallel": Case(
@@ -106,7 +106,7 @@ CASES: dict[str, Case] = {
     ),
     "experts": Case(lambda: moe.build("tiny", dtype="float64", layers=1), {**_ONE, "mesh_shape": (4, 2)}),
     "padded": Case(
-        _mlp(hidden=31, batch=31), {**_ONE, "mesh_shape": (4, 2)}, lambda p: p.stages[0].padded
+        _mlp(hidden=31, batch=31), {**_ONE, "mesh_shape": (4, 2)}, lambda p: p.stages[0].form.padded
     ),
     "host": Case(
         _mlp(optimizer="adam"),
@@ -119,7 +119,7 @@ CASES: dict[str, Case] = {
     "interleaved": Case(
         _mlp(layers=4),
         {"num_stages": 4, "num_microbatches": 4, "schedule": "interleaved", "remat": "full"},
-        lambda p: p.stages[0].remat == "full",
+        lambda p: p.stages[0].form.remat == "full",
     ),
     "stack in stages": Case(
         lambda: stacked(4, width=8, dtype=jnp.float64), {"num_stages": 2, "num_microbatches": 2},

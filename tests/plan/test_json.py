@@ -14,7 +14,7 @@ from autopar._compat import private
 from autopar._compat.private import write_whole
 from autopar.cluster import Cluster
 from autopar.errors import PlanMismatchError
-from autopar.plan import FORMAT_VERSION, Plan
+from autopar.plan import FORMAT_VERSION, CombinedBytes, Plan, Stage, StepForm
 from tests.plan.plans import plans, small_plan
 
 
@@ -76,7 +76,7 @@ def test_a_plan_of_the_first_format_is_read() -> None:
         assert content.memory_bound
         stage = content.stages[0]
         assert (stage.activation_bytes, stage.weight_stash_bytes, stage.accumulation_bytes) == (4096, 1024, 512)
-        assert stage.activations_offloaded and not content.stages[1].activations_offloaded
+        assert stage.form.activations_offloaded and not content.stages[1].form.activations_offloaded
     assert plan.pipeline is not None
     assert [v.name for v in plan.pipeline.values] == [
         "state@0",
@@ -97,6 +97,21 @@ def test_a_broken_plan_of_the_first_format_is_refused(plan: object) -> None:
         Plan.from_json(json.dumps({"autopar_plan": 1, "plan": plan}))
 
 
+def test_what_a_stage_was_turned_into_is_nested_and_read_from_format_3() -> None:
+    """With the fields among those of the stage, as they were, and the microbatches of the plan."""
+    form = {"remat": "full", "layer_ends": ["b"], "segment_layers": 2, "padded": [["w", 0, 8]], "slices_ahead": 1}
+    document = json.loads(small_plan().to_json())
+    stages = document["plan"]["stages"]
+    for stage in stages:
+        stage.pop("form", None)
+    stages[0] |= form | {"combine_bytes": 5, "gather_bytes": 7}
+    first, second = Plan.from_json(json.dumps({**document, "autopar_plan": 3})).stages
+    count = document["plan"]["num_microbatches"]
+    assert first.form == StepForm(count, "full", ("b",), segment_layers=2, padded=(("w", 0, 8),), slices_ahead=1)
+    assert second.form == StepForm(count) and first.thresholds == CombinedBytes(5, 7)
+    assert len(Stage.__struct_fields__) <= 18
+
+
 def test_the_cluster_is_nested_and_its_text_of_format_2_is_read() -> None:
     cluster = Cluster.load("dgx-a100")
     plan = Plan(msgspec.structs.replace(small_plan().content, cluster=cluster.to_json()))
@@ -104,7 +119,10 @@ def test_the_cluster_is_nested_and_its_text_of_format_2_is_read() -> None:
     assert document["plan"]["cluster"] == cluster.to_dict()
     assert Plan.from_json(plan.to_json()) == plan
     document["plan"]["cluster"] = cluster.to_json()
-    assert Plan.from_json(json.dumps({**document, "autopar_plan": 2})) == plan
+    form = StepForm(plan.num_microbatches)
+    stages = tuple(msgspec.structs.replace(s, form=form) for s in plan.stages)
+    expected = Plan(msgspec.structs.replace(plan.content, stages=stages))
+    assert Plan.from_json(json.dumps({**document, "autopar_plan": 2})) == expected
 
 
 def test_a_plan_without_version_is_refused() -> None:

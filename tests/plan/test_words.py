@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 import autopar
-from autopar.plan import InputRecord, Memory
+from autopar.plan import InputRecord, Memory, StepForm
 from autopar.plan.groups import input_groups
 from autopar.plan.words import plan_words
 from autopar.search import Manual
@@ -55,7 +55,7 @@ def content(batch="[x,.]", weights="[.,.]", state="[.,.]", table="[.,.]", stages
         ),
         ({"batch": "[x,y]"}, "4-way data parallel, inputs split 2 ways along a later dim (sequence)"),
         (
-            {"stages": 3, "microbatches": 4, "remat": "full"},
+            {"stages": 3, "microbatches": 4, "form": StepForm(remat="full")},
             "pipeline of 3 stages (1f1b, 4 microbatches), 4-way data parallel, full recomputation",
         ),
     ],

@@ -171,9 +171,12 @@ def test_microbatches_of_a_pipeline_wait_in_host_memory(x64):
     wide = parallelize(step, cluster=local(), **options).plan(*args)
     limit = int(wide.peak_memory * 0.9)
     plan = parallelize(step, cluster=local(), memory_limit=limit, offload="auto", **options).plan(*args)
-    unauthenticated = [n for n, s in enumerate(plan.stages) if s.activations_offloaded]
+    unauthenticated = [n for n, s in enumerate(plan.stages) if s.form.activations_offloaded]
     assert unauthenticated
-    stages = tuple(msgspec.structs.replace(s, activations_offloaded=False) for s in plan.stages)
+    stages = tuple(
+        msgspec.structs.replace(s, form=msgspec.structs.replace(s.form, activations_offloaded=False))
+        for s in plan.stages
+    )
     stay = Plan(msgspec.structs.replace(plan.content, stages=stages))
     moved, kept = (parallelize(step, plan=p, donate_argnums=0) for p in (plan, stay))
     for a, b in zip(jax.tree.leaves(steps(moved, args)), jax.tree.leaves(steps(kept, args)), strict=True):
@@ -193,7 +196,10 @@ def test_a_buffer_that_waits_is_in_host_memory(x64):
     step, args = mlp.build("tiny", layers=8, batch=512, dtype="float64")
     options = {"num_stages": 4, "num_microbatches": 8, "schedule": "1f1b", "remat": "none", "donate_argnums": 0}
     plan = parallelize(step, cluster=local(), **options).plan(*args)
-    stages = tuple(msgspec.structs.replace(s, activations_offloaded=True) for s in plan.stages)
+    stages = tuple(
+        msgspec.structs.replace(s, form=msgspec.structs.replace(s.form, activations_offloaded=True))
+        for s in plan.stages
+    )
     local_program = (
         parallelize(step, plan=Plan(msgspec.structs.replace(plan.content, stages=stages))).compile(*fresh(args)).local
     )

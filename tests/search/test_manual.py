@@ -148,4 +148,4 @@ def test_remat_reaches_the_stages_of_a_pipeline():
     plan = autopar.parallelize(
         fn, cluster=toy(2), search=Manual(pp=2), num_microbatches=2, schedule="1f1b", remat="full"
     ).plan(*args)
-    assert {s.remat for s in plan.stages} == {"full"}
+    assert {s.form.remat for s in plan.stages} == {"full"}

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from autopar.errors import InfeasiblePlanError, MicrobatchError
-from autopar.search.one_stage import one_stage
+from autopar.plan import StepForm
+from autopar.search.one_stage import one_stage, with_padding
 from autopar.search.trials import Trials
 
 COUNTS = (1, 2, 4)
@@ -31,7 +32,7 @@ class Step:
     enough: list[float] = field(default_factory=list)
 
     def attempt(self, configuration, cutoff_s, explain):
-        count, level = configuration.count, configuration.level
+        count, level = configuration.microbatches, configuration.remat
         self.tried.append((count, level))
         if configuration.host_update:
             self.updated.append((count, level))
@@ -43,7 +44,7 @@ class Step:
         if needed > self.limit_bytes:
             raise InfeasiblePlanError(f"{needed} bytes", least_bytes=int(needed))
         tight = needed > 0.9 * self.limit_bytes
-        stage = SimpleNamespace(host_bytes=needed < self.on_devices, remat=level)
+        stage = SimpleNamespace(host_bytes=needed < self.on_devices, form=configuration)
         seconds = 1.0 + 0.1 * doublings + 0.25 * levels + tight
         content = SimpleNamespace(memory_bound=tight, search=SimpleNamespace(unlimited_s=None))
         return SimpleNamespace(
@@ -107,6 +108,20 @@ def test_a_tiny_step_is_planned_first_as_a_look_at_it_is_fastest():
     assert set(step.tried) == set(seen.tried)
     assert step.tried.index((4, "selective")) < step.tried.index((2, "selective")) < step.tried.index((1, "none"))
     assert step.enough[0] == math.inf > step.enough[1]
+
+
+def test_padding_keeps_all_else_of_the_form():
+    """Also updates in the backward loop, which are not padded today."""
+    form = StepForm(2, "full", ("end",), 4, 64, backward_update=True, host_update=True, slices_ahead=1)
+    plan, asked = SimpleNamespace(stages=[SimpleNamespace(form=form)], step_time=2.0), []
+
+    def attempt(form, cutoff_s, explain):
+        asked.append(form)
+        return SimpleNamespace(stages=[SimpleNamespace(form=form)], step_time=1.0)
+
+    dims = (("w", 0, 8),)
+    assert with_padding(Trials(attempt), plan, [dims]).step_time == 1.0
+    assert asked == [StepForm(2, "full", None, 4, 64, backward_update=True, host_update=True, padded=dims)]
 
 
 def test_looks_end_where_the_limit_has_no_part():

@@ -13,12 +13,12 @@ from autopar.api.steps import TracedStep
 from autopar.cluster import Cluster
 from autopar.cost import CostModel
 from autopar.frontend import SignatureOptions, flatten_call, trace
+from autopar.plan import StepForm
 from autopar.recompute import LEVELS
 from autopar.search import Options, Problem
 from autopar.search.bounds.pipelines import least_of_all_s
 from autopar.search.bounds.workers import Workers
 from autopar.search.intra import build
-from autopar.search.source import Recomputation
 from autopar.search.sure_work import sure_works
 from autopar.stages import cluster as clustered
 from tests.search.problems import problem_with, toy
@@ -103,7 +103,7 @@ def check_forms(step, cluster, counts=(1, 2, 4)):
     least_s, of_one, of_several = np.inf, *(sure_s(graph, cluster, in_stages=s) for s in (False, True))
     assert of_several <= of_one * (1 + 1e-12)
     for count, level in itertools.product(counts, LEVELS):
-        form_s = kernels_s(step.single_stage(count, level).graph, cluster, count)
+        form_s = kernels_s(step.in_form(StepForm(count, level)).graph, cluster, count)
         assert of_one <= form_s * (1 + 1e-9), (count, level, of_one / form_s)
         least_s = min(least_s, form_s)
     source = step.layered(None, 1).source
@@ -116,7 +116,8 @@ def check_forms(step, cluster, counts=(1, 2, 4)):
             for stage, run in enumerate(runs):
                 part = sliced.graphs[stage]
                 if level != "none":
-                    part = source.recomputed(count, members, stage, Recomputation(level, tuple(run)))
+                    ends = tuple(one[-1] for one in run[:-1])
+                    part = source.in_form(members, stage, StepForm(count, level, layer_ends=ends))
                 arriving = sliced.arriving(stage)
                 in_stages_s += kernels_s(part, cluster, count, separate_programs=True, arriving=arriving)
             assert of_several <= in_stages_s * (1 + 1e-9), (count, cut, level, of_several / in_stages_s)
@@ -149,7 +150,7 @@ def test_matrices_that_may_be_stacked_are_counted_as_one():
     weights, x = [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 6, jax.ShapeDtypeStruct((8, 64), jnp.float32)
     signature, _ = flatten_call(step, (weights, x), {}, SignatureOptions())
     traced, cluster = trace(step, signature), Cluster.load("dgx-a100").part(0, 2)
-    graph, cost = TracedStep(traced, (), (), 2).single_stage(1, "none").graph, CostModel(cluster)
+    graph, cost = TracedStep(traced, (), (), 2).in_form(StepForm()).graph, CostModel(cluster)
     stacked, apart = (list(sure_works(g, cost, in_stages=False)) for g in (graph, traced.graph))
     assert sum(w.stacks for w in stacked) == 1 < sum(w.stacks for w in apart) == 6
     ones = [

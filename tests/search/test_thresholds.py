@@ -15,6 +15,7 @@ from autopar import Cluster
 from autopar.frontend import SignatureOptions, flatten_call, trace
 from autopar.lower.aot import parse_target
 from autopar.lower.program import abstract_mesh, lower_on
+from autopar.plan import CombinedBytes, StepForm
 from autopar.search import strategy_named
 from autopar.search.overlap_policy import OverlapPolicy
 from benchmarks.fixed_plans import perceptron
@@ -53,9 +54,9 @@ def plans(strategy: str, nodes: int, latency_s: float, layers: int, width: int, 
 def test_a_threshold_is_named_where_the_step_is_shorter_by_it(strategy, nodes, latency_s, layers, width, batch):
     plain, best = plans(strategy, nodes, latency_s, layers, width, batch)
     own = plain.stages[0]
-    assert own.combine_bytes is own.gather_bytes is None
+    assert own.thresholds is None
     stage = best.stages[0]
-    if stage.combine_bytes is None:
+    if stage.thresholds is None:
         assert best.step_time == plain.step_time
     else:
         assert best.step_time <= (1 - LEAST) * plain.step_time
@@ -67,9 +68,9 @@ def test_where_latency_counts_more_is_sent_as_one():
     """Of twelve gradients of 4 MB the compiler's own 31 MB join seven: fewer pay with 10 us, more with 100 us."""
     _, quick = plans("data-parallel", 2, 1e-5, 12, 1024, 65536)
     own, slow = plans("data-parallel", 2, 1e-4, 12, 1024, 65536)
-    assert quick.stages[0].combine_bytes < 31_457_280 < slow.stages[0].combine_bytes
+    assert quick.stages[0].thresholds.sums < 31_457_280 < slow.stages[0].thresholds.sums
     assert slow.step_time < 0.96 * own.step_time
-    assert slow.content.in_form("none", ()).stages[0].combine_bytes == slow.stages[0].combine_bytes
+    assert slow.content.in_form(StepForm(4)).stages[0].thresholds == slow.stages[0].thresholds
     assert autopar.Plan.from_json(slow.to_json()) == slow
 
 
@@ -81,7 +82,7 @@ def test_compilers_for_gpus_are_asked(platform, told):
     plan = autopar.parallelize(step, cluster=Cluster.load("dgx-a100"), num_stages=1).plan(*args)
     (stage,) = plan.stages
     content = msgspec.structs.replace(
-        plan.content, stages=(msgspec.structs.replace(stage, combine_bytes=1 << 20, gather_bytes=1 << 21),)
+        plan.content, stages=(msgspec.structs.replace(stage, thresholds=CombinedBytes(1 << 20, 1 << 21)),)
     )
     plan = replace(plan, content=content)
     options = lower_on(traced, plan, abstract_mesh(plan), platform).compiler_options
@@ -107,7 +108,7 @@ def test_compiled_programs_send_as_many_sums_as_the_threshold_leaves(joined):
     plan = parallel.plan(*args)
     (stage,) = plan.stages
     content = msgspec.structs.replace(
-        plan.content, stages=(msgspec.structs.replace(stage, combine_bytes=joined << 20, gather_bytes=0),)
+        plan.content, stages=(msgspec.structs.replace(stage, thresholds=CombinedBytes(joined << 20, 0)),)
     )
     compiled = autopar.verify(replace(plan, content=content), parallel, *args, target=target)
     text = compiled.hlo

@@ -61,7 +61,9 @@ def test_the_closest_competitor_asked_for_by_name_is_no_faster_than_told(free: P
 def test_a_planned_alternative_is_the_plan_asked_for_by_name() -> None:
     step, args = perceptron(64, 64, 64, batch=256)
     plan = autopar.parallelize(step, cluster=toy(), donate_argnums=0, memory_limit=90_000, num_stages=1).plan(*args)
-    others = [r for r in plan.search.trail if r.outcome == PLANNED and r.remat != plan.stages[0].remat and not r.how]
+    others = [
+        r for r in plan.search.trail if r.outcome == PLANNED and r.remat != plan.stages[0].form.remat and not r.how
+    ]
     other = min(others, key=lambda row: row.seconds)
     asked = autopar.parallelize(
         step,

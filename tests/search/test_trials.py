@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from autopar.errors import InfeasiblePlanError, MicrobatchError
-from autopar.search.one_stage import OneStage
+from autopar.plan import StepForm
 from autopar.search.outcome import Bounded
 from autopar.search.trials import Trials
 
-NEEDED = {OneStage(1, "none"): 90, OneStage(2, "none"): 50, OneStage(4, "full"): 20}
+NEEDED = {StepForm(1, "none"): 90, StepForm(2, "none"): 50, StepForm(4, "full"): 20}
 
 
 def trials(limit_bytes, tried):
     def attempt(configuration, cutoff_s, explain):
-        tried.append((configuration.count, configuration.level))
+        tried.append((configuration.count, configuration.remat))
         if configuration.count == 3:
             raise MicrobatchError("3 microbatches do not divide the batch")
         needed = NEEDED[configuration]
@@ -42,7 +42,7 @@ def test_the_error_says_how_the_least_memory_would_do():
 def test_counts_that_are_impossible_are_not_tried_again():
     tried = []
     made = trials(10, tried)
-    assert made.first([OneStage(3, "none"), OneStage(3, "full")]) is None
+    assert made.first([StepForm(3, "none"), StepForm(3, "full")]) is None
     assert tried == [(3, "none")]
     assert made.possible([1, 2, 3]) == [1, 2]
     assert isinstance(made.error(), MicrobatchError)
@@ -57,12 +57,12 @@ def test_where_the_nearest_fits_when_it_is_asked_again_the_first_answer_is_told(
         return 90
 
     made = Trials(attempt)
-    assert made.first([OneStage(2, "none")]) is None
+    assert made.first([StepForm(2, "none")]) is None
     assert str(made.error()).startswith("nothing was found in time, in 2 microbatches")
 
 
 def test_each_is_given_the_seconds_of_the_fastest_before():
-    seconds = {OneStage(1, "none"): 3.0, OneStage(2, "none"): 5.0, OneStage(4, "none"): 2.0, OneStage(8, "none"): 1.0}
+    seconds = {StepForm(1, "none"): 3.0, StepForm(2, "none"): 5.0, StepForm(4, "none"): 2.0, StepForm(8, "none"): 1.0}
     given = []
 
     def attempt(configuration, cutoff_s, explain):

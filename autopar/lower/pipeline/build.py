@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
+from msgspec import structs
+
 from autopar.errors import PlanMismatchError
 from autopar.ir import Graph, Layout
 from autopar.ir.fingerprint import fingerprint
@@ -15,15 +17,13 @@ from autopar.lower.pipeline.stage_program import StageProgram
 from autopar.lower.program import sharded
 from autopar.lower.step import Step
 from autopar.microbatch.tokens import analyze_tokens, check_lengths
-from autopar.plan import Plan, PlanContent, Stage
-from autopar.recompute import LEVELS
+from autopar.plan import Plan, PlanContent
 from autopar.schedule import Dataflow, Program, Table, Task, build, parse_table
 from autopar.schedule.without_flush import updates_apart
-from autopar.search.source import Recomputation
 from autopar.sharding.reshard import PathTables
 from autopar.sharding.verify_plan import verify_plan, wrong_entry
 from autopar.stages import StageMap
-from autopar.stages.layers import forward_operators
+from autopar.stages.layers import forward_operators, members_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +108,7 @@ class CutPrograms:
             donated: names of the step's inputs whose buffers the caller gives up.
             more: further programs.
         """
-        offloaded_stages = frozenset(n for n, s in enumerate(self.plan.stages) if s.activations_offloaded)
+        offloaded_stages = frozenset(n for n, s in enumerate(self.plan.stages) if s.form.activations_offloaded)
         kinds = {s: sorted(k) for s, k in _kinds(self.table).items()}
         return dataflow_of((*self.programs, *more), self.sizes, kinds, donated, offloaded_stages, self.table.num_slices)
 
@@ -126,13 +126,13 @@ def cut_programs(step: Step, plan: Plan, platform: str = "cpu", *, separate_stat
     if content.pipeline is None:
         raise PlanMismatchError("the plan has several stages and no record of its pipeline")
     table = parse_table(content.pipeline.table)
-    scores = max(s.block_scores for s in plan.stages)
+    scores = max(s.form.block_scores for s in plan.stages)
     source = TracedStages(step, updates_apart(plan.schedule), table.after, scores)
     microbatching = source.microbatches(plan.num_microbatches)
     forward = [op.id for op in forward_operators(step.graph, microbatching)]
     members = _checked(forward, content.pipeline.members) or members_of(forward, content.cuts)
     stages = [
-        source.stage_graph(plan.num_microbatches, members, n, recomputation(s, members[n]))
+        source.stage_graph(members, n, structs.replace(s.form, microbatches=plan.num_microbatches))
         for n, s in enumerate(plan.stages)
     ]
     if len(content.parts) != len(stages):
@@ -197,36 +197,3 @@ def _kinds(table: Table) -> dict[int, set[str]]:
         for task in row:
             kinds.setdefault(task.stage, set()).add(task.kind)
     return kinds
-
-
-def recomputation(stage: Stage, members: Sequence[str]) -> Recomputation:
-    """What a stage recomputes, as its plan says.
-
-    Args:
-        stage: from the plan.
-        members: ids of the operators of its forward pass.
-
-    Raises:
-        PlanMismatchError: the ends of its layers are not among them.
-    """
-    level = next(level for level in LEVELS if level == stage.remat)
-    return Recomputation(level, members_of(members, stage.layer_ends) if stage.layer_ends else (tuple(members),))
-
-
-def members_of(forward: Sequence[str], cuts: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """By stage the ids of its forward operators: runs of ``forward`` that end with each of ``cuts``.
-
-    Raises:
-        PlanMismatchError: a cut is not among them.
-    """
-    at = {id: n for n, id in enumerate(forward)}
-    missing = [c for c in cuts if c not in at]
-    if missing:
-        raise PlanMismatchError(
-            f"the plan cuts the step after {missing[0]}, which the step does not have",
-            cause="the function, its shapes, or the version of a library changed since",
-            remedy="plan again, and save the new plan",
-        )
-    ends = [at[c] + 1 for c in cuts]
-    starts = [0, *ends]
-    return tuple(tuple(forward[a:b]) for a, b in zip(starts, [*ends, len(forward)], strict=True))

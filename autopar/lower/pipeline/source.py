@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar, overload
 
+from msgspec import structs
+
 from autopar.ir import Graph
 from autopar.ir.phases import is_stage_loop
 from autopar.ir.verify import verify
@@ -15,12 +17,13 @@ from autopar.lower.microbatch.parts import BackwardRecomputation
 from autopar.lower.pipeline.stage_graph import StageGraph, stage_graph
 from autopar.lower.step import Step
 from autopar.microbatch import Microbatching, analyze, analyze_with_barrier
+from autopar.plan import StepForm
 from autopar.recompute import Phases
-from autopar.search.source import Recomputation, Sliced
+from autopar.search.source import Sliced
 from autopar.solver.meter import Meter, Work
 from autopar.stages import StageMap, StageParts, assign, stage_parts
 from autopar.stages.kinds import KindTable, StageKind, first_of_kind
-from autopar.stages.layers import Layers
+from autopar.stages.layers import Layers, members_of
 from autopar.stages.values import StageValue
 
 Item = TypeVar("Item")
@@ -31,6 +34,7 @@ _Members = tuple[tuple[str, ...], ...]
 class _Cut:
     """The step cut into stages: where everything runs, what each stage does, and of what kind it is."""
 
+    members: _Members
     map: StageMap
     parts: tuple[StageParts, ...]
     table: KindTable
@@ -41,6 +45,11 @@ class _Cut:
         if stage not in self.kinds:
             self.kinds[stage] = self.table.kind(self.parts[stage])
         return self.kinds[stage]
+
+    def layers(self, stage: int, form: StepForm) -> _Members:
+        """Layers of a stage that recomputes something, by the ids of their operators; empty of others."""
+        members = self.members[self.parts[stage].stage]
+        return members_of(members, form.layer_ends or ()) if form.remat != "none" else ()
 
 
 class _OnDemand(Sequence[Item]):
@@ -118,27 +127,23 @@ class TracedStages:
         cut = self._cut(count, members)
         stages = range(len(cut.parts))
         kinds = [cut.kind(s) for s in stages]
-        planned = _OnDemand(len(stages), lambda s: self._planned(count, cut, s, Recomputation("none", ())))
+        planned = _OnDemand(len(stages), lambda s: self._planned(cut, s, StepForm(count)))
         graphs = _OnDemand(len(stages), lambda s: planned[s][0])
         return Sliced(cut.map, cut.parts, graphs, _OnDemand(len(stages), lambda s: planned[s][1]), first_of_kind(kinds))
 
     def piece(self, count: int, members: Sequence[Sequence[str]], stage: int) -> Sliced:
         """One stage of the step cut into stages; the others are not traced."""
         cut = self._cut(count, members)
-        graph, origins = self._planned(count, cut, stage, Recomputation("none", ()))
+        graph, origins = self._planned(cut, stage, StepForm(count))
         return Sliced(cut.map, (cut.parts[stage],), (graph,), (origins,))
 
-    def recomputed(
-        self, count: int, members: Sequence[Sequence[str]], stage: int, recomputation: Recomputation
-    ) -> Graph:
-        """The graph of one stage with a backward pass that recomputes what ``again`` does not hold."""
-        return self._planned(count, self._cut(count, members), stage, recomputation)[0]
+    def in_form(self, members: Sequence[Sequence[str]], stage: int, form: StepForm) -> Graph:
+        """The graph of one stage in a form."""
+        return self._planned(self._cut(form.microbatches, members), stage, form)[0]
 
-    def stage_graph(
-        self, count: int, members: Sequence[Sequence[str]], stage: int, recomputation: Recomputation
-    ) -> StageGraph:
-        """A stage with what running it needs."""
-        return self._stage(self._cut(count, members), stage, recomputation)
+    def stage_graph(self, members: Sequence[Sequence[str]], stage: int, form: StepForm) -> StageGraph:
+        """A stage in a form with what running it needs."""
+        return self._stage(self._cut(form.microbatches, members), stage, form)
 
     def _cut(self, count: int, members: Sequence[Sequence[str]]) -> _Cut:
         key = (count, tuple(tuple(m) for m in members))
@@ -153,7 +158,7 @@ class TracedStages:
                 without_flush=self.without_flush,
                 after=self.after,
             )
-            self.cuts[key] = _Cut(map, stage_parts(self.step.graph, map), self._table(count, map.microbatching))
+            self.cuts[key] = _Cut(key[1], map, stage_parts(self.step.graph, map), self._table(count, map.microbatching))
         return self.cuts[key]
 
     def _table(self, count: int, microbatching: Microbatching) -> KindTable:
@@ -163,33 +168,28 @@ class TracedStages:
             self.tables[key] = KindTable(self.step.graph, microbatching)
         return self.tables[key]
 
-    def _planned(
-        self, count: int, cut: _Cut, stage: int, recomputation: Recomputation
-    ) -> tuple[Graph, Mapping[str, str]]:
+    def _planned(self, cut: _Cut, stage: int, form: StepForm) -> tuple[Graph, Mapping[str, str]]:
         """The graph of a stage and the origins of its operators: traced, or an isomorphic stage under other names."""
         kind, name = cut.kind(stage), f"{self.step.graph.name}/stage {cut.parts[stage].stage}"
         at = {id: n for n, id in enumerate(kind.operators)}
         # An operator of the forward pass that joins terms of several stages runs after the loop, and not again.
-        layer_ids = [
-            [at[id] for id in layer if id in at] for layer in recomputation.layers if recomputation.level != "none"
-        ]
-        layers = tuple(map(tuple, layer_ids))
-        key = (count, kind.key, recomputation.level, layers)
+        layers = tuple(tuple(at[id] for id in layer if id in at) for layer in cut.layers(stage, form))
+        key = (kind.key, structs.replace(form.of_graph, layer_ends=None), layers)
         if key not in self.traced:
             digest = hashlib.sha256(repr(key).encode()).hexdigest()[:24]
-            self.traced[key] = self._stage(cut, stage, recomputation), kind, digest
+            self.traced[key] = self._stage(cut, stage, form), kind, digest
         source, old, digest = self.traced[key]
         self.meter.keep(f"traced {digest}", Meter({Work.TRACED: len(source.graph.operators)}))
         if old is kind:
             return source.graph, _origins(source)
         return _renamed(source, old, kind, name, self.step.graph), _renamed_origins(source, old, kind)
 
-    def _stage(self, cut: _Cut, stage: int, recomputation: Recomputation) -> StageGraph:
+    def _stage(self, cut: _Cut, stage: int, form: StepForm) -> StageGraph:
         parts = cut.parts[stage]
         recomputed = None
-        if recomputation.level != "none":
+        if form.remat != "none":
             recomputed = BackwardRecomputation(
-                Phases.of(self.step.graph, parts.body, parts.backward), recomputation.layers, recomputation.level
+                Phases.of(self.step.graph, parts.body, parts.backward), cut.layers(stage, form), form.remat
             )
         plain = stage_graph(self.step, cut.map.microbatching, parts, recomputed)
         traced_stage = replace(plain, program=blockwise_bound(plain.program, self.block_scores))

@@ -44,7 +44,7 @@ def pipeline_of(
         stage, s = content.stages[0], p.stage
         state, activations, stash, gradients = _own_values(s)
         times = dict(stage.work_times)
-        if stage.activations_offloaded:
+        if stage.form.activations_offloaded:
             host_s[activations] = cost.host_s(stage.activation_bytes)
         # A value of a later stage's forward is for the backward pass here.
         forward = [r.name for r in p.received if not r.backward and r.source < s]
@@ -86,7 +86,7 @@ def _stage_values(part: StageParts, stage: Stage, table: Table, bytes_of: Mappin
     """What a stage keeps and sends, with bytes a device."""
     state, activations, stash, gradients = _own_values(part.stage)
     yield ValueSpec(state, stage.state_bytes, "step", stages=(part.stage,))
-    yield ValueSpec(activations, stage.activation_bytes, "microbatch", host=stage.activations_offloaded)
+    yield ValueSpec(activations, stage.activation_bytes, "microbatch", host=stage.form.activations_offloaded)
     yield ValueSpec(gradients, stage.accumulation_bytes, "accumulator", reduce="sum")
     for name in part.sent:
         yield ValueSpec(name, math.ceil(bytes_of[name] / len(stage.devices)), "microbatch")

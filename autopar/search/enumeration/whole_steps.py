@@ -29,6 +29,7 @@ from autopar.cluster import Cluster, LogicalMesh
 from autopar.errors import MicrobatchError
 from autopar.ir import Graph
 from autopar.microbatch import batch_size
+from autopar.plan import StepForm
 from autopar.search.enumeration.reach import EQUAL_STAGES, least_by_stages
 from autopar.search.enumeration.search_space import may_have_stages, stages_of_whole_nodes, unevenness
 from autopar.search.intra import ShardingProblem, build, extract
@@ -146,7 +147,7 @@ def ranked_on_whole_nodes(
             return
         looked.add((stages, count))
         try:
-            graph, uneven = step.single_stage(count, "none").graph, unevenness(problem, stages)
+            graph, uneven = step.in_form(StepForm(count)).graph, unevenness(problem, stages)
         except MicrobatchError:
             return
         least_s = cutoff_s / (1 + left * (stages - 1) / count) / uneven
@@ -198,7 +199,7 @@ def counts_that_may_fit(problem: Problem, step: StepSource, counts: Sequence[int
 
     def fits(count: int) -> bool:
         try:
-            graph = step.single_stage(count, "none").graph
+            graph = step.in_form(StepForm(count)).graph
         except MicrobatchError:
             return False
         problem.checkpoint()
@@ -235,7 +236,7 @@ def _takes_as_long(
     """
     bubble = {n: 1 + problem.policy.schedules.bubble_left * (stages - 1) / n for n in possible}
     sufficient_s = cutoff_s / bubble[count]
-    whole = step.single_stage(count, "none").graph
+    whole = step.in_form(StepForm(count)).graph
     seconds = {count: _equal_stages_s(problem, whole, count, stages, cutoff_s, sufficient_s)}
     if seconds[count] < sufficient_s:
         return False
@@ -246,7 +247,7 @@ def _takes_as_long(
     other = min(possible) if other == count else other
     if other == count:
         return True
-    seconds[other] = _equal_stages_s(problem, step.single_stage(other, "none").graph, other, stages)
+    seconds[other] = _equal_stages_s(problem, step.in_form(StepForm(other)).graph, other, stages)
     slope = (seconds[other] - seconds[count]) / (other - count)
     return all((seconds[count] + slope * (n - count)) * bubble[n] >= cutoff_s for n in possible if n <= most)
 

@@ -38,17 +38,17 @@ class IsomorphicStages:
         if key not in self.planned:
             return None
         other, content = self.planned[key]
-        level = content.stages[0].remat
-        old, _ = graph_in_form(pipeline, other, level)
-        new, ends = graph_in_form(pipeline, stage, level)
-        content = renamed_content(content, old, new).in_form(level, ends)
+        form = content.stages[0].form
+        old, _ = graph_in_form(pipeline, other, form)
+        new, form = graph_in_form(pipeline, stage, form)
+        content = renamed_content(content, old, new).in_form(form)
         begin, size = self.placements[stage]
         limit = pipeline.problem.options.memory_limit_bytes or pipeline.problem.cluster.part(begin, size).memory_bytes
         return content if stage_bytes(content, pipeline.sliced, pipeline.table, stage) <= limit else None
 
     def keep(self, stage: int, content: PlanContent) -> None:
         """Keeps the plan of a stage for others."""
-        if not self.pipeline.problem.options.constraints and not content.stages[0].layered_update:
+        if not self.pipeline.problem.options.constraints and not content.stages[0].form.layered_update:
             self.planned.setdefault(self._key(stage), (stage, content))
 
     def _key(self, stage: int) -> tuple[object, ...]:

@@ -86,7 +86,7 @@ class _Again:
 def _recomputed_s(pipeline: ScheduledStages, stage: int, part: Cluster, level: Level) -> float:
     problem, parts = pipeline.problem, pipeline.sliced.parts[stage]
     phases = Phases.of(problem.graph, parts.body, parts.backward)
-    selected = select(problem.graph, phases, pipeline.recomputation(stage, level).layers, level)
+    selected = select(problem.graph, phases, pipeline.layers_of(stage), level)
     again = {id for group in selected.groups for id in group.operators}
     cost = problem.cost_model.on(part)
     return sum(w.runs * cost.least_s(w.least, part.num_devices) for w in _works(problem) if _is_in(w.id, again))

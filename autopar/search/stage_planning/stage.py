@@ -8,12 +8,12 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import msgspec
+from msgspec import structs
 
 from autopar.cluster import Cluster
 from autopar.cost import CostModel
 from autopar.errors import InfeasiblePlanError
-from autopar.plan import PlanContent
+from autopar.plan import PlanContent, StepForm
 from autopar.plan.text import bytes_text
 from autopar.schedule.offload import IN_TRANSFER
 from autopar.search.enumeration.search_space import is_small
@@ -24,7 +24,6 @@ from autopar.search.stage_planning.recomputed import cost_of_limit_s, recomputed
 from autopar.search.stage_planning.shared import StagePlanner, renamed_content
 from autopar.search.stage_planning.stage_problem import (
     ScheduledStages,
-    StageForm,
     in_flight,
     levels_of,
     stage_problem,
@@ -80,7 +79,7 @@ def submit_stages(
     """
     if shared.pool.process is None:
         return
-    form = StageForm(levels_of(pipeline.problem)[0], False, pipeline.table.num_microbatches)
+    form = StepForm(pipeline.table.num_microbatches, levels_of(pipeline.problem)[0])
     starts = pipeline.problem.cluster.group_starts
     first: dict[tuple[object, ...], tuple[int, tuple[int, ...] | None]] = {}
     for stage in order:
@@ -108,10 +107,10 @@ def submit_like(
         shared: plans one stage on its submesh.
     """
     tried = levels_of(pipeline.problem)
-    level = planned.stages[0].remat
+    level = planned.stages[0].form.remat
     if shared.pool.process is None or not planned.memory_bound or level not in (tried[0], tried[-1]):
         return
-    form = StageForm(level, False, pipeline.table.num_microbatches)
+    form = StepForm(pipeline.table.num_microbatches, level)
     for stage in stages:
         shape = _first_shape(pipeline, stage, placements[stage], shared)
         with contextlib.suppress(InfeasiblePlanError):  # raised where it is planned
@@ -146,7 +145,7 @@ def _on_mesh(
 
     of_first: list[PlanContent] = []
 
-    def attempt(form: StageForm, cutoff_s: float, explain: bool) -> _PlannedForm | Bounded:
+    def attempt(form: StepForm, cutoff_s: float, explain: bool) -> _PlannedForm | Bounded:
         at_level = _at_level(pipeline, stage, placement, form, shape, shared, cutoff_s)
         if isinstance(at_level, Bounded):
             return at_level
@@ -156,20 +155,21 @@ def _on_mesh(
         return _PlannedForm(form, content, seconds_with_moves(content, pipeline.problem.cost_model.on(part)), free)
 
     trials = Trials(attempt)
-    first, *more = (StageForm(level, False, count) for level in levels)
-    offloaded = [StageForm(level, True, count) for level in levels] if may_offload_activations(pipeline, stage) else []
+    first, *more = (StepForm(count, level) for level in levels)
+    away = may_offload_activations(pipeline, stage)
+    offloaded = [StepForm(count, level, activations_offloaded=True) for level in levels] if away else []
 
-    updated = [replace(f, host_update=True) for f in (first, *more, *offloaded)] * may_update_on_hosts(pipeline)
+    updated = [structs.replace(f, host_update=True) for f in (first, *more, *offloaded)] * may_update_on_hosts(pipeline)
 
-    def may_pay(form: StageForm) -> bool:
-        if not of_first or first.level != "none" or is_small(pipeline.problem):
+    def may_pay(form: StepForm) -> bool:
+        if not of_first or first.remat != "none" or is_small(pipeline.problem):
             return True
-        again_s, unlimited_s = recomputed_s(pipeline, stage, part, form.level), of_first[0].search.unlimited_s or 0.0
+        again_s, unlimited_s = recomputed_s(pipeline, stage, part, form.remat), of_first[0].search.unlimited_s or 0.0
         # What hides behind computation is in a sum, and not in a step.
         most_s = pipeline.problem.policy.partition.near_best * cutoff_s
         return again_s < cost_of_limit_s(of_first[0]) and unlimited_s + again_s < most_s
 
-    def forms() -> Iterator[StageForm]:
+    def forms() -> Iterator[StepForm]:
         yield first
         if trials.bounded is not None:  # all others do more work
             return
@@ -195,7 +195,7 @@ def _on_mesh(
 class _PlannedForm:
     """The plan of a form, its busy seconds a step, and whether the memory limit had no part in it."""
 
-    form: StageForm
+    form: StepForm
     content: PlanContent
     seconds: float
     free: bool
@@ -231,7 +231,7 @@ def may_offload_activations(pipeline: ScheduledStages, stage: int) -> bool:
 def seconds_with_moves(content: PlanContent, cost: CostModel) -> float:
     """Busy seconds a step of a stage, with what its microbatches' moves to the host take longer than the loop does."""
     planned = content.stages[0]
-    if not planned.activations_offloaded:
+    if not planned.form.activations_offloaded:
         return content.step_time
     times = dict(planned.work_times)
     moves = 2 * content.num_microbatches * cost.host_s(planned.activation_bytes)
@@ -242,7 +242,7 @@ def _at_level(
     pipeline: ScheduledStages,
     stage: int,
     placement: tuple[int, int],
-    form: StageForm,
+    form: StepForm,
     shape: tuple[int, ...] | None,
     shared: StagePlanner,
     cutoff_s: float,
@@ -259,12 +259,9 @@ def _at_level(
             return content
         if of_stage.graph is not within.graph:
             content = renamed_content(content, within.graph, of_stage.graph)
-        content = content.in_form(form.level, of_stage.ends)
-        content = (
-            _with_activations_offloaded(content, of_stage.problem.cluster, of_stage.extra_in_flight)
-            if form.activations_offloaded
-            else content
-        )
+        content = content.in_form(of_stage.form)
+        if form.activations_offloaded:
+            _check_host(content, of_stage.problem.cluster, of_stage.extra_in_flight)
         return content, stage_bytes(content, pipeline.sliced, pipeline.table, stage)
 
     limit = of_stage.problem.memory_limit_bytes
@@ -280,8 +277,8 @@ def _at_level(
     raise _over_limit(needed, pipeline, stage, of_stage.whole_bytes)
 
 
-def _with_activations_offloaded(content: PlanContent, part: Cluster, extra: int) -> PlanContent:
-    """The plan with the activations of ``extra`` microbatches in host memory. InfeasiblePlanError if that is full."""
+def _check_host(content: PlanContent, part: Cluster, extra: int) -> None:
+    """Raises InfeasiblePlanError where the activations of ``extra`` microbatches do not fit into host memory."""
     planned = content.stages[0]
     needed, there = extra * planned.activation_bytes + planned.host_bytes, share_bytes(part)
     if needed > there:
@@ -290,7 +287,6 @@ def _with_activations_offloaded(content: PlanContent, part: Cluster, extra: int)
             f"there is {bytes_text(there)}",
             remedy="more host_memory_bytes in the cluster file, or offload='none'",
         )
-    return msgspec.structs.replace(content, stages=(msgspec.structs.replace(planned, activations_offloaded=True),))
 
 
 def _over_limit(needed: int, pipeline: ScheduledStages, stage: int, limit: int) -> InfeasiblePlanError:

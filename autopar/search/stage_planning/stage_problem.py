@@ -6,8 +6,11 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from autopar.errors import InfeasiblePlanError
 from autopar.ir import Graph
+from autopar.plan import StepForm
 from autopar.plan.text import bytes_text
 from autopar.recompute import LEVELS, Level
 from autopar.schedule import Table
@@ -15,7 +18,7 @@ from autopar.schedule.offload import IN_TRANSFER
 from autopar.search.anytime import OfParts
 from autopar.search.constraints import Constraint
 from autopar.search.problem import Problem
-from autopar.search.source import Recomputation, Sliced, StageSource
+from autopar.search.source import Sliced, StageSource
 from autopar.search.stage_planning.memory import received_bytes
 
 
@@ -59,11 +62,16 @@ class ScheduledStages:
             _in_flight(self.table, w, self.table.stages_of_worker(w)) for w in self.table.workers_of_stage(stage)
         )
 
-    def recomputation(self, stage: int, level: Level) -> Recomputation:
-        """What ``level`` means for a stage: its layers, cut where the stage is cut."""
+    def layers_of(self, stage: int) -> tuple[tuple[str, ...], ...]:
+        """The layers of a stage, cut where the stage is cut."""
         operators = set(self.members[stage])
         layers = [tuple(id for id in layer if id in operators) for layer in self.layers]
-        return Recomputation(level, tuple(layer for layer in layers if layer) or (self.members[stage],))
+        return tuple(layer for layer in layers if layer) or (self.members[stage],)
+
+    def of_stage(self, stage: int, form: StepForm) -> StepForm:
+        """A form with the ends of the layers of a stage, where something is recomputed."""
+        ends = None if form.remat == "none" else tuple(layer[-1] for layer in self.layers_of(stage)[:-1])
+        return structs.replace(form, layer_ends=ends)
 
 
 def levels_of(problem: Problem) -> tuple[Level, ...]:
@@ -87,27 +95,6 @@ def _in_flight(table: Table, worker: int, stages: Collection[int]) -> int:
 
 
 @dataclass(frozen=True)
-class StageForm:
-    """A stage that recomputes and offloads some of its activations.
-
-    Args:
-        level: what is recomputed.
-        activations_offloaded: whether activations of microbatches in flight lie in host memory.
-        count: number of microbatches.
-        host_update: whether hosts update the state that only the update reads, where nobody asked for that.
-    """
-
-    level: Level
-    activations_offloaded: bool
-    count: int
-    host_update: bool = False
-
-    def described(self, error: InfeasiblePlanError) -> InfeasiblePlanError:
-        """``error`` as it is: it is one of several reasons why a slicing does not fit."""
-        return error
-
-
-@dataclass(frozen=True)
 class StageProblem:
     """A stage as a problem of its own.
 
@@ -115,7 +102,7 @@ class StageProblem:
         problem: to be planned on the stage's devices, within what they leave it: of the first stage that is like it.
         graph: of the stage itself.
         kind: equal for stages whose graphs differ in names alone.
-        ends: last operators of its layers but the last.
+        form: with the ends of its layers.
         extra_in_flight: microbatches in flight besides the one that runs.
         whole_bytes: of a device.
     """
@@ -123,7 +110,7 @@ class StageProblem:
     problem: Problem
     graph: Graph
     kind: tuple[object, ...]
-    ends: tuple[str, ...]
+    form: StepForm
     extra_in_flight: int
     whole_bytes: int
 
@@ -132,14 +119,14 @@ def stage_problem(
     pipeline: ScheduledStages,
     stage: int,
     placement: tuple[int, int],
-    form: StageForm,
+    form: StepForm,
     shape: tuple[int, ...] | None,
     cutoff_s: float = math.inf,
 ) -> StageProblem:
     """A stage in a form as a problem. InfeasiblePlanError where what others send it fills its devices."""
     problem, table = pipeline.problem, pipeline.table
-    part, of_stage = problem.cluster.part(*placement), _stage_graph(pipeline, stage, form.level)
-    like = _stage_graph(pipeline, pipeline.first(stage), form.level)
+    part, of_stage = problem.cluster.part(*placement), _stage_graph(pipeline, stage, form)
+    like = _stage_graph(pipeline, pipeline.first(stage), form)
     planned = like if like.kind == of_stage.kind else of_stage
     extra, others = pipeline.in_flight(stage) - 1, pipeline.other_stages(stage)
     received = extra * received_bytes(pipeline.sliced, stage, placement[1])
@@ -181,52 +168,52 @@ def stage_problem(
         anytime=None if problem.anytime is None else OfParts(problem.anytime),
     )
     return StageProblem(
-        planned_problem, of_stage.graph, (*of_stage.kind, form.host_update, others), of_stage.ends, extra, whole
+        planned_problem, of_stage.graph, (*of_stage.kind, form.host_update, others), of_stage.form, extra, whole
     )
 
 
-def graph_in_form(pipeline: ScheduledStages, stage: int, level: Level) -> tuple[Graph, tuple[str, ...]]:
-    """The graph of a stage that recomputes at a level, and the last operators of its layers but the last.
+def graph_in_form(pipeline: ScheduledStages, stage: int, form: StepForm) -> tuple[Graph, StepForm]:
+    """The graph of a stage in a form, and the form with the ends of its layers.
 
     Args:
         pipeline: what is planned.
         stage: its number.
-        level: what is recomputed.
+        form: the form.
     """
-    of_stage = _stage_graph(pipeline, stage, level)
-    return of_stage.graph, of_stage.ends
+    of_stage = _stage_graph(pipeline, stage, form)
+    return of_stage.graph, of_stage.form
 
 
 @dataclass(frozen=True)
 class _StageGraph:
-    """The graph of a stage that recomputes at a level.
+    """The graph of a stage in a form.
 
     Args:
         stage: its number.
-        graph: with what is recomputed.
+        graph: of it.
         constraints: on its inputs.
         kind: equal for stages whose graphs differ in names alone.
-        ends: last operators of its layers but the last.
+        form: with the ends of its layers.
     """
 
     stage: int
     graph: Graph
     constraints: tuple[Constraint, ...]
     kind: tuple[object, ...]
-    ends: tuple[str, ...]
+    form: StepForm
 
 
-def _stage_graph(pipeline: ScheduledStages, stage: int, level: Level) -> _StageGraph:
-    recomputation = pipeline.recomputation(stage, level)
+def _stage_graph(pipeline: ScheduledStages, stage: int, form: StepForm) -> _StageGraph:
+    form = pipeline.of_stage(stage, form)
     graph = pipeline.sliced.graphs[stage]
-    if level != "none":
-        count = pipeline.table.num_microbatches
-        graph = pipeline.source.recomputed(count, pipeline.members, stage, recomputation)
+    if form.recomputes:
+        graph = pipeline.source.in_form(pipeline.members, stage, form)
     at = {id: n for n, id in enumerate(pipeline.members[stage])}
-    layers = tuple(tuple(at[id] for id in layer) for layer in recomputation.layers)
+    layers = tuple(tuple(at[id] for id in layer) for layer in pipeline.layers_of(stage))
     constraints = pipeline.sliced.constraints(stage, pipeline.problem.options.constraints)
-    kind = (pipeline.first(stage), level, layers, _asked_of(graph, constraints))
-    return _StageGraph(stage, graph, constraints, kind, tuple(layer[-1] for layer in recomputation.layers[:-1]))
+    unnamed = structs.replace(form.of_graph, layer_ends=None)
+    kind = (pipeline.first(stage), unnamed, layers, _asked_of(graph, constraints))
+    return _StageGraph(stage, graph, constraints, kind, form)
 
 
 def _asked_of(graph: Graph, constraints: Sequence[Constraint]) -> tuple[object, ...]:

@@ -43,18 +43,18 @@ def planned(model, limit, made, **options):
 @pytest.mark.slow
 def test_it_is_chosen_where_memory_binds_and_is_faster(model, limit):
     plan = planned(model, limit, cluster(), offload="auto", remat="none")
-    assert any(s.activations_offloaded for s in plan.stages)
-    assert not plan.stages[-1].activations_offloaded  # there is never more than one microbatch in flight
+    assert any(s.form.activations_offloaded for s in plan.stages)
+    assert not plan.stages[-1].form.activations_offloaded  # there is never more than one microbatch in flight
     assert plan.peak_memory <= limit
     without = planned(model, limit, cluster(), remat="none")
-    assert not any(s.activations_offloaded for s in without.stages)
+    assert not any(s.form.activations_offloaded for s in without.stages)
     assert plan.step_time < without.step_time
     assert plan.step_time == simulate(plan).step_time
     program, durations = program_of(plan)
     moved = {i.value.value for w in program.workers for i in w.instructions if isinstance(i, Offload)}
-    assert moved == {f"activations@{n}" for n, s in enumerate(plan.stages) if s.activations_offloaded}
+    assert moved == {f"activations@{n}" for n, s in enumerate(plan.stages) if s.form.activations_offloaded}
     for n, s in enumerate(plan.stages):
-        if s.activations_offloaded:
+        if s.form.activations_offloaded:
             assert durations.of_host(f"activations@{n}") == pytest.approx(s.activation_bytes / 1e9)
 
 
@@ -63,19 +63,21 @@ def test_recomputation_and_waiting_on_hosts_are_compared(model, limit):
     fast = planned(model, limit, cluster(1e9), offload="auto")
     slow = planned(model, limit, cluster(1e4), offload="auto")
     without = planned(model, limit, cluster())
-    assert any(s.activations_offloaded for s in fast.stages)
-    assert not any(s.activations_offloaded for s in slow.stages)
-    assert any(s.remat != "none" for s in slow.stages) or slow.step_time > fast.step_time
+    assert any(s.form.activations_offloaded for s in fast.stages)
+    assert not any(s.form.activations_offloaded for s in slow.stages)
+    assert any(s.form.remat != "none" for s in slow.stages) or slow.step_time > fast.step_time
     assert fast.step_time <= without.step_time
 
 
 def test_the_memory_of_hosts_bounds_it(model, limit):
-    assert not any(s.activations_offloaded for s in planned(model, limit, cluster(memory=8), offload="auto").stages)
+    assert not any(
+        s.form.activations_offloaded for s in planned(model, limit, cluster(memory=8), offload="auto").stages
+    )
 
 
 def test_without_a_link_to_hosts_it_is_not_offered(model, limit):
     plan = planned(model, limit, toy(8, bandwidth=1e8), offload="auto")
-    assert not any(s.activations_offloaded for s in plan.stages)
+    assert not any(s.form.activations_offloaded for s in plan.stages)
     assert any("no host_bandwidth" in note for note in plan.notes)
 
 
@@ -88,5 +90,5 @@ def test_less_memory_does(model, limit):
 def test_the_plan_says_it_and_loads_again(model, limit):
     plan = planned(model, limit, cluster(), offload="auto", remat="none")
     assert Plan.from_json(plan.to_json()) == plan
-    stage = next(n for n, s in enumerate(plan.stages) if s.activations_offloaded)
+    stage = next(n for n, s in enumerate(plan.stages) if s.form.activations_offloaded)
     assert f"in host memory on stage {stage}" in str(plan)

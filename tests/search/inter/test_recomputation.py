@@ -41,13 +41,13 @@ def test_weight_gradients_take_what_they_take():
 
 
 def test_nothing_is_computed_anew_without_need():
-    assert {s.remat for s in plan().stages} == {"none"}
+    assert {s.form.remat for s in plan().stages} == {"none"}
 
 
 @pytest.mark.slow
 def test_a_person_names_it():
     found = plan(search=autopar.search.Manual(pp=2, recompute="full"), num_stages="auto", schedule="auto")
-    assert [s.remat for s in found.stages] == ["full", "full"]
+    assert [s.form.remat for s in found.stages] == ["full", "full"]
     assert all(
         0 < s.activation_bytes < t.activation_bytes
         for s, t in zip(found.stages[1:], plan(remat="none").stages[1:], strict=True)
@@ -64,7 +64,7 @@ def test_memory_is_traded_for_time():
         plan(memory=limit, remat="none")
     chosen = plan(memory=limit)
     assert chosen.peak_memory <= limit
-    assert any(s.remat != "none" for s in chosen.stages)
+    assert any(s.form.remat != "none" for s in chosen.stages)
     assert kept.step_time <= chosen.step_time <= all_anew.step_time * (1 + 1e-9)
 
 

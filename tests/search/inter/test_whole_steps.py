@@ -25,9 +25,9 @@ def _problem():
 def _tried(monkeypatch, u, v, cutoff_s, exposed=1.0, possible=lambda count: True):
     """Numbers of stages that are tried where a step of all stages takes u + v m seconds in m microbatches."""
 
-    def single_stage(count, level):
-        if not possible(count):
-            raise MicrobatchError(f"{count} microbatches")
+    def in_form(form):
+        if not possible(form.microbatches):
+            raise MicrobatchError(f"{form.microbatches} microbatches")
         return SimpleNamespace(graph=None)
 
     def equal(problem, graph, count, stages, cutoff_s=math.inf, sufficient_s=math.inf):
@@ -35,7 +35,7 @@ def _tried(monkeypatch, u, v, cutoff_s, exposed=1.0, possible=lambda count: True
 
     monkeypatch.setattr(whole_steps, "_equal_stages_s", equal)
     monkeypatch.setattr(whole_steps, "least_by_stages", lambda problem, counts: dict.fromkeys((2, 4, 8), 0.0))
-    step = SimpleNamespace(single_stage=single_stage)
+    step = SimpleNamespace(in_form=in_form)
     faster = stages_that_may_be_faster(_problem(), step, None, cutoff_s, exposed)
     return () if isinstance(faster, Bounded) else faster
 

@@ -79,7 +79,7 @@ class Way:
         meshes = ["x".join(str(n) for _, n in c.stages[0].mesh_axes) for c in self.stages]
         return (
             f"{self.seconds:.9g} s: {self.microbatches} microbatches, {self.schedule}, cuts {self.cut}, devices "
-            f"{sizes}, meshes {meshes}, remat {[c.stages[0].remat for c in self.stages]}"
+            f"{sizes}, meshes {meshes}, remat {[c.stages[0].form.remat for c in self.stages]}"
         )
 
 

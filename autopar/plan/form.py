@@ -1,0 +1,92 @@
+"""`StepForm`: what a step, or a stage of one, is turned into before it is sharded."""
+
+from __future__ import annotations
+
+from typing import Literal as OneOf
+from typing import TypeAlias
+
+from msgspec.structs import replace
+
+from autopar.errors import InfeasiblePlanError
+from autopar.plan.record import Record
+
+Remat: TypeAlias = OneOf["none", "selective", "full"]
+
+
+class StepForm(Record, frozen=True):
+    """A form of a step. The search decides it, the source makes the graph of it, a stage of a plan records it.
+
+    Args:
+        microbatches: parts of the batch that run one after another.
+        remat: what is held of the forward pass for the backward pass, which recomputes the rest: "none" (nothing is
+            recomputed), "selective" or "full".
+        layer_ends: ids of the last forward operator of each layer but the last, where something is recomputed; None
+            where nothing is, or where layers are found when the form is made.
+        segment_layers: layers of a segment of the loops over layers, of which what enters is kept, and which the
+            backward pass runs again at once; 0 where loops run as the program says.
+        block_scores: scores of one head from which attention runs in blocks; 0 where it runs as the program says.
+        layered_update: whether the update of stacks of layers runs a layer at a time, in a loop of its own.
+        backward_update: whether it runs inside of the backward loop over layers, as far as it may.
+        padded: dims that are padded inside, one of each class: (value, number of the dim, size with padding).
+        host_update: whether the planner has hosts update the state that only the update reads.
+        activations_offloaded: whether the activations of microbatches in flight, but for the one that runs and one
+            more, are in host memory.
+        slices_ahead: of stacks of layers in host memory how many layers ahead devices fetch their slices: 1, or 0 in a
+            program for one device, which fetches a layer when its turn has come; None where there are no such stacks.
+    """
+
+    microbatches: int = 1
+    remat: Remat = "none"
+    layer_ends: tuple[str, ...] | None = None
+    segment_layers: int = 0
+    block_scores: int = 0
+    layered_update: bool = False
+    backward_update: bool = False
+    padded: tuple[tuple[str, int, int], ...] = ()
+    host_update: bool = False
+    activations_offloaded: bool = False
+    slices_ahead: int | None = None
+
+    @property
+    def count(self) -> int:
+        """Number of microbatches, as `autopar.search.trials` asks for it."""
+        return self.microbatches
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether the backward pass runs parts of the forward pass again."""
+        return self.remat != "none" or self.segment_layers > 0
+
+    @property
+    def of_graph(self) -> StepForm:
+        """The form as far as the graph depends on it: where things lie between uses is no part of it."""
+        return replace(self, host_update=False, activations_offloaded=False, slices_ahead=None)
+
+    @property
+    def asked(self) -> StepForm:
+        """The form of a plan as one asks for it: layers are found again, and the plan says what hosts fetch."""
+        return replace(self, layer_ends=None, slices_ahead=None)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The form in a few words each, as ``in 4 microbatches``; nothing of a step as it is written."""
+        said = [f"in {self.microbatches} microbatches"] * (self.microbatches > 1)
+        said += [f"with remat={self.remat!r}"] * (self.remat != "none")
+        said += ["with attention in blocks"] * (self.block_scores > 0)
+        said += ["with the update on hosts"] * self.host_update
+        said += ["with padding"] * bool(self.padded)
+        said += ["with layers updated in the backward loop"] * self.backward_update
+        said += [f"in segments of {self.segment_layers} layers"] * bool(self.segment_layers)
+        return tuple(said)
+
+    def described(self, error: InfeasiblePlanError) -> InfeasiblePlanError:
+        """``error`` of planning a step in this form, which says so."""
+        if not self.words:
+            return error
+        return InfeasiblePlanError(
+            f"{error.fact}, {' '.join(self.words)}",
+            cause=error.cause,
+            remedy=error.remedy,
+            source=error.source,
+            least_bytes=error.least_bytes,
+        )

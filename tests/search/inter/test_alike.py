@@ -10,6 +10,7 @@ import pytest
 import autopar
 from autopar.cost import CostModel
 from autopar.errors import InfeasiblePlanError
+from autopar.plan import StepForm
 from autopar.search import Options, Problem, alpa
 from autopar.search.built import built_for, sharding_problem_of
 from autopar.search.clock import Clock
@@ -17,7 +18,6 @@ from autopar.search.intra import build
 from autopar.search.intra.memory import IN_FLIGHT
 from autopar.search.memo import Memo
 from autopar.search.outcome import Bounded
-from autopar.search.source import Recomputation
 from autopar.search.stage_planning.shared import StagePlanner, renamed_content
 from autopar.stages.repeats import find_repeats
 from examples import mlp
@@ -48,9 +48,9 @@ def test_stages_alike_are_one_under_other_names(cut):
     assert len(set(sliced.isomorphic)) < len(layers.members)
     for level in ("none", "full"):
         for stage in range(len(layers.members)):
-            again = Recomputation(level, (layers.members[stage],))
-            traced = source.stage_graph(COUNT, layers.members, stage, again).graph
-            assert source.recomputed(COUNT, layers.members, stage, again) == traced
+            form = StepForm(COUNT, level)
+            traced = source.stage_graph(layers.members, stage, form).graph
+            assert source.in_form(layers.members, stage, form) == traced
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from autopar.lower.microbatch import microbatched
 from autopar.lower.pipeline.source import TracedStages
 from autopar.lower.recompute import recomputed_step
 from autopar.lower.step import step_of
-from autopar.plan import PlanContent
+from autopar.plan import PlanContent, StepForm
 from autopar.recompute import LEVELS
 from autopar.schedule import Table, get
 from autopar.search import Options, Problem
@@ -35,7 +35,7 @@ from autopar.search.clock import Clock
 from autopar.search.composition.compose import on_devices
 from autopar.search.composition.record import pipeline_of
 from autopar.search.intra import ShardingProblem, build
-from autopar.search.source import Recomputation, Sliced
+from autopar.search.source import Sliced
 from autopar.search.stage_planning.memory import received_bytes, stage_bytes
 from autopar.search.stage_planning.stage_problem import in_flight
 from autopar.simulate import step_of as simulated
@@ -165,7 +165,8 @@ class Space:
                     content = sharding_problem.limited(self.limit_bytes)
                     if content is not None:
                         fits_free |= content is sharding_problem.free
-                        yield Way(content.step_time, count, "none", (content.in_form(level, ends),))
+                        form = StepForm(count, level, layer_ends=ends)
+                        yield Way(content.step_time, count, "none", (content.in_form(form),))
                 if fits_free:
                     break  # computing again only adds work
 
@@ -228,17 +229,17 @@ class Space:
 
         for mesh in part.logical_meshes():
             for level in LEVELS:
-                again = Recomputation(level, tuple(runs[stage]))
+                ends = None if level == "none" else tuple(layer[-1] for layer in runs[stage][:-1])
+                form = StepForm(count, level, layer_ends=ends)
                 graph = sliced.graphs[stage]
                 if level != "none":
-                    graph = self.source.recomputed(count, members, stage, again)
+                    graph = self.source.in_form(members, stage, form)
                 options = replace(self.options, num_microbatches=count)
                 problem = problem_with(
                     Problem(graph, part, CostModel(part), options),
                     separate_programs=True,
                     arriving=sliced.arriving(stage),
                 )
-                ends = tuple(layer[-1] for layer in again.layers[:-1])
                 fits_free = False
                 for split in (False, True):
                     sharding_problem = self._stated(problem, mesh, split)
@@ -251,7 +252,7 @@ class Space:
                         waited = problem_with(problem, extra_in_flight=unauthenticated)
                         content = self._stated(waited, mesh, split).fitting(self.limit_bytes - received, over)
                     if content is not None:
-                        yield content.in_form(level, ends)
+                        yield content.in_form(form)
                 if fits_free:
                     break  # computing again only adds work
 

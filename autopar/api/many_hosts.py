@@ -22,7 +22,7 @@ from autopar.ir import Operator
 from autopar.ir.text import operator_text
 from autopar.plan import Plan
 from autopar.runtime.hosts.agree import Agreement, Fact
-from autopar.runtime.hosts.arrays import checksum, is_global
+from autopar.runtime.hosts.arrays import checksum, is_placed
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.search.clock import Clock
 from autopar.search.compilation import Planned
@@ -121,7 +121,7 @@ def same_arguments(processes: World, name: str, leaves: Sequence[Any], names: Se
         ProcessLostError: one did not come.
     """
     facts = [(f"argument {n}", checksum(leaf)) for n, leaf in zip(names, leaves, strict=True)]
-    if not all(map(is_global, leaves)):
+    if not all(map(is_placed, leaves)):
         Agreement.next(processes, f"the first call of {name}").compare(facts)
 
 

@@ -278,6 +278,9 @@ def pipelines(o: dict[str, Any]) -> Any:
     again.compile(jax.eval_shape(dense_state, jax.random.key(0)), x)
     found["restored"] = digest(back) == before
     found["one stage"] = digest(again.restore(o["path"])) == before
+    given = autopar.parallelize(dense_step, plan=compiled.plan)
+    made = given.init(dense_state, jax.random.key(0))  # on stages of single processes before the first call
+    found["given plan"] = digest(given(made, x)) == digest(step(made, x))
     rows = list(step.process_examples())
     placed = step.local_batch(x[rows])
     one, two = step(back, placed), step(back, x)

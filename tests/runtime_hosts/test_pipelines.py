@@ -63,6 +63,7 @@ def test_all_ways_of_calling_a_pipeline_in_two_processes(tmp_path: Path) -> None
     assert first == second
     assert first["stages"] == 2 and first["apart"] < 1e-12 and first["measured"] == 2
     assert first["restored"] and first["one stage"] and first["parts"]
+    assert first["given plan"]
     assert first["simulated"] > 0
 
 

@@ -20,6 +20,13 @@ def is_global(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
 
 
+def is_placed(leaf: Any) -> bool:
+    """Whether an array of a world lies on devices of several processes, or of a stage inside one of them."""
+    return is_global(leaf) or (
+        jax.process_count() > 1 and isinstance(leaf, jax.Array) and isinstance(leaf.sharding, NamedSharding)
+    )
+
+
 def own(leaf: Any, dtype: Any) -> np.ndarray[Any, Any]:
     """A numpy array, or a number, in a buffer of its own: devices may read it after the caller has filled his again."""
     return np.array(leaf, dtype)
@@ -103,7 +110,7 @@ def _from_some(array: Any) -> Any:
 
 def checksum(leaf: Any) -> str:
     """CRC-32 of what an array holds, as text; of an array on several processes its shape and dtype alone."""
-    if is_global(leaf):
+    if is_placed(leaf):
         return f"{leaf.dtype}{list(leaf.shape)}"
     if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FAULTS = Path(__file__).with_name("faults.toml")
+DRAWN = Path(__file__).with_name("drawn.toml")
 _LINKED = ("benchmarks", "cost_models", "docs", "examples", "tests")
 _COPIED = ("pyproject.toml", "README.md", "Makefile", "CHANGELOG.md", "CONTRIBUTING.md")
 
@@ -25,7 +26,8 @@ class Fault:
         file: relative to the root.
         old: text that occurs once in the file.
         new: what stands there instead.
-        tests: files or folders of the default suite in which some test has to fail.
+        tests: files or folders of the default suite in which some test has to fail; of a drawn fault none where no
+            test is known that does.
     """
 
     name: str
@@ -35,10 +37,16 @@ class Fault:
     tests: tuple[str, ...]
 
 
-def faults() -> tuple[Fault, ...]:
-    """All faults, as the file has them."""
-    entries = tomllib.loads(FAULTS.read_text(encoding="utf-8"))["faults"]
+def faults(file: Path = FAULTS) -> tuple[Fault, ...]:
+    """All faults, as a file has them: those written by hand, or those of `DRAWN`, which `tests.mutations.draw` drew."""
+    entries = tomllib.loads(file.read_text(encoding="utf-8"))["faults"]
     return tuple(Fault(**{**entry, "tests": tuple(entry["tests"])}) for entry in entries)
+
+
+def fits(fault: Fault) -> bool:
+    """Whether the text that a fault replaces still occurs once in its file."""
+    path = ROOT / fault.file
+    return path.is_file() and path.read_text(encoding="utf-8").count(fault.old) == 1
 
 
 def caught(fault: Fault, folder: Path, timeout_s: float = 900.0) -> str:
@@ -49,7 +57,8 @@ def caught(fault: Fault, folder: Path, timeout_s: float = 900.0) -> str:
         folder: empty; the copy goes there.
         timeout_s: of the tests. A fault that makes them hang counts as caught.
     """
-    shutil.copytree(ROOT / "autopar", folder / "autopar", ignore=shutil.ignore_patterns("__pycache__"))
+    # With bytecode and compiled loops, which the text of what was not changed still fits.
+    shutil.copytree(ROOT / "autopar", folder / "autopar")
     for name in _COPIED:
         shutil.copy(ROOT / name, folder / name)
     for name in _LINKED:

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.mutations.run import ROOT, caught, faults
+from tests.mutations.draw import drawn
+from tests.mutations.run import DRAWN, ROOT, caught, faults, fits
 
 
 def test_there_are_forty_faults_on_all_floors_that_plan() -> None:
@@ -21,6 +22,25 @@ def test_a_fault_can_be_put_in(fault) -> None:
     assert fault.old != fault.new
     assert (ROOT / fault.file).read_text(encoding="utf-8").count(fault.old) == 1
     assert fault.tests and all((ROOT / t.partition("::")[0]).exists() for t in fault.tests)
+
+
+def test_drawn_faults_are_of_all_packages_and_most_can_still_be_put_in() -> None:
+    kept = faults(DRAWN)
+    assert len(kept) + len(faults()) >= 120
+    assert len({f.file.split("/")[1] for f in kept}) >= 18
+    assert sum(map(fits, kept)) >= 0.75 * len(kept)  # else draw again
+    assert sum(bool(f.tests) for f in kept) >= 0.6 * len(kept)
+    assert all(f.old != f.new for f in kept) and len({f.name for f in kept}) == len(kept)
+    assert all((ROOT / t.partition("::")[0]).exists() for f in kept for t in f.tests)
+
+
+def test_draws_are_of_the_seed_and_can_be_put_in() -> None:
+    found = drawn(ROOT, 1, 44)
+    assert found == drawn(ROOT, 1, 44) != drawn(ROOT, 2, 44)
+    packages = {p.parent.name for p in (ROOT / "autopar").glob("*/__init__.py")}
+    assert {f.file.split("/")[1] for f in found} == packages
+    assert len({f.name.partition(" in ")[0] for f in found}) >= 8
+    assert all((ROOT / f.file).read_text(encoding="utf-8").count(f.old) == 1 for f in found)
 
 
 def test_a_fault_is_caught_and_none_where_nothing_is_wrong(tmp_path) -> None:

@@ -88,6 +88,7 @@ def test_what_is_not_called_as_models_are() -> None:
     assert set(roles(lambda a, b: jnp.sum(a.T @ b), X, X).values()) == {"batch"}
 
 
+@pytest.mark.slow
 def test_a_cache_that_comes_back_is_no_prediction() -> None:
     def generate(params: Any, cache: Any, token: Any) -> Any:
         h = params["embed"][token]

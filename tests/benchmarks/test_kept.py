@@ -26,6 +26,7 @@ def folder(tmp_path, monkeypatch):
     kept.bill.cache_clear()
 
 
+@pytest.mark.slow
 def test_a_bill_is_made_once(folder, monkeypatch):
     whole = kept.bill(SHAPE, CLUSTER)
     kept.bill.cache_clear()
@@ -42,6 +43,7 @@ def test_a_bill_is_made_once(folder, monkeypatch):
     assert kept.make_missing([(SHAPE, CLUSTER)]) == 0
 
 
+@pytest.mark.slow
 def test_another_shape_is_another_file(folder):
     kept.bill(SHAPE, CLUSTER)
     other = dataclasses.replace(SHAPE, microbatch=2)

@@ -47,6 +47,7 @@ def test_a_trunk_a_tied_matrix_and_a_global_norm():
     assert plan.num_stages == 4
 
 
+@pytest.mark.slow
 def test_towers_that_a_contrastive_loss_joins_over_the_batch():
     compare(Towers((1, 1), join="contrast"), 1, steps=1)
 

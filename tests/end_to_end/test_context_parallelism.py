@@ -37,6 +37,7 @@ def batch_layouts(records):
     return {r.path: r.layout for r in records if r.role == "batch"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "grid", "layout"),
     [

@@ -43,6 +43,7 @@ def arguments(batch: int) -> tuple[Any, jax.Array]:
     return (draw(LAYERS, WIDTH, INNER), draw(LAYERS, INNER, WIDTH)), draw(batch, WIDTH)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [512, pytest.param(1024, marks=pytest.mark.slow)])
 def test_one_layer_at_a_time(batch: int) -> None:
     """Room for what is split eight ways, two layers and the activations, not for a stack."""

@@ -80,6 +80,7 @@ def test_a_metric_that_is_sent_to_the_next_stage_too(microbatches):
         assert_same(step, args, steps=2, rtol=1e-10, num_stages=2, num_microbatches=microbatches, schedule="1f1b")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["short llama", pytest.param("scanned gpt", marks=pytest.mark.slow)])
 def test_scanned_layers_are_cut(model):
     """Stacked parameters lie in parts on the stages of their layers."""

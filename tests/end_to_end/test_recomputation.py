@@ -26,6 +26,7 @@ def compare(name, level, steps=2, **options):
         return assert_same(fn, args, steps=steps, rtol=1e-10, remat=level, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", [pytest.param("gpipe", marks=pytest.mark.slow), "zb-h1"])
 def test_pipelines(schedule):
     compare("mlp", "full", num_stages=2, num_microbatches=4, schedule=schedule)
@@ -38,6 +39,7 @@ def test_what_joins_terms_of_several_stages_is_in_no_layer():
     assert [s.form.remat for s in plan.stages] == ["full"] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("microbatches", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_one_stage(microbatches):
     compare("mlp", "full", num_stages=1, num_microbatches=microbatches)

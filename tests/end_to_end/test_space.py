@@ -80,6 +80,7 @@ def parallel(fn: Callable[..., Any], mesh_shape: tuple[int, ...], **options: Any
     return parallelize_with(fn, ParallelOptions(cluster=toy(8), **given))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh_shape", [(8,), pytest.param((2, 4), marks=pytest.mark.slow)])
 def test_values_and_gradients(mesh_shape: tuple[int, ...]) -> None:
     with jax.enable_x64(True):

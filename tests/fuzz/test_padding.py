@@ -53,6 +53,7 @@ def padded_classes(seed: int, index: int) -> int:
     return len(classes)
 
 
+@pytest.mark.slow
 def test_a_few_programs() -> None:
     with jax.enable_x64(True):
         assert sum(padded_classes(1, index) for index in range(2)) > 0

@@ -47,6 +47,7 @@ def test_piece_start_is_where_jax_puts_the_piece(axes: tuple[str, ...]) -> None:
     np.testing.assert_array_equal(found[:, 3], 0)
 
 
+@pytest.mark.slow
 def test_is_split() -> None:
     assert context(Layout(((), ("x",))), (3, 16)).is_split
     assert not context(Layout(((), ()), ("x",)), (3, 16)).is_split

@@ -131,6 +131,7 @@ def convolutions(draw: st.DrawFn) -> tuple[Any, Any, dict[str, Any]]:
     return placed(left, orders[0]), placed(right, orders[1]), parameters
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(convolutions())
 def test_any_convolution(case: tuple[Any, Any, dict[str, Any]]) -> None:

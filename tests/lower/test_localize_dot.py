@@ -24,6 +24,7 @@ def ints(*shape: int, dtype: Any = np.int32, seed: int = 0) -> Any:
     return np.random.default_rng(seed).integers(-9, 9, shape).astype(dtype)
 
 
+@pytest.mark.slow
 def test_batched_product_on_every_mesh() -> None:
     ran = check_localized(
         lambda a, b: lax.dot_general(a, b, (((2,), (1,)), ((0,), (0,)))), floats(8, 8, 8), floats(8, 8, 8), limit=24
@@ -53,6 +54,7 @@ def products(draw: st.DrawFn) -> tuple[Any, Any, Any]:
     return left, right, (dims("c", len(contract)), dims("b", len(batch)))
 
 
+@pytest.mark.slow
 @settings(max_examples=6)
 @given(products())
 def test_any_dimension_numbers(product: tuple[Any, Any, Any]) -> None:

@@ -44,6 +44,7 @@ def test_embedding_with_indices_out_of_bounds(mode: str, kind: Any) -> None:
     assert picks(ran)
 
 
+@pytest.mark.slow
 def test_embedding_on_every_mesh() -> None:
     ran = check_localized(lambda t, i: t[i], floats(32, 8), positions(0, 32, 8, 4), primitive="gather", limit=8)
     assert picks(ran)
@@ -58,6 +59,7 @@ def test_index_types(dtype: Any, mode: str) -> None:
     check_localized(lambda t, i: take(t, i, mode), floats(320, 2), indices, meshes=X[:1], limit=6)
 
 
+@pytest.mark.slow
 def test_wide_indices(x64: None) -> None:
     indices = np.asarray([-(2**40), 2**40, 3, -1, 2**32 + 1, 9, 15, 0])[:, None]
     for mode in MODES:
@@ -80,6 +82,7 @@ def test_rows_that_are_not_finite_stay_in_their_place() -> None:
     check_localized(lambda t, i: take(t, i, "clip"), table, positions(0, 16, 8, 1), meshes=X)
 
 
+@pytest.mark.slow
 def test_bools_and_keys_have_no_vocabulary_factor() -> None:
     for table in (floats(16, 4) > 0, jax.random.split(jax.random.key(0), (16, 4))):
         case = case_of(lambda t, i: t[i], table, positions(0, 16, 8), primitive="gather")
@@ -135,6 +138,7 @@ def gathers(draw: st.DrawFn) -> tuple[Any, Any, lax.GatherDimensionNumbers, tupl
     return floats(*shape), indices, numbers, sizes
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(gathers(), st.sampled_from(MODES))
 def test_any_gather(case: Any, mode: str) -> None:

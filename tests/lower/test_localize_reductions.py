@@ -38,6 +38,7 @@ def test_sum(make: Callable[..., Any]) -> None:
     assert kinds(ran) == {"sum"}
 
 
+@pytest.mark.slow
 def test_sum_on_every_mesh() -> None:
     check_localized(lambda x: jnp.sum(x, axis=(0, 2)), floats(8, 4, 4), primitive="reduce_sum", limit=20)
 
@@ -106,6 +107,7 @@ def test_sort_of_several_operands() -> None:
     assert not any(s.operand_layouts[0].dims[1] for s in ran)
 
 
+@pytest.mark.slow
 def test_complex_extremes_have_no_partial_form() -> None:
     case = case_of(lambda x: lax.reduce_max_p.bind(x, axes=(0,), out_sharding=None), np.ones((4, 8), np.complex64))
     assert [f.reduce for f in case.rule.factors] == [None]

@@ -114,6 +114,7 @@ def test_adafactor_sends_vectors_and_scalars_beside_sgd(mesh, constraints):
     assert any(4 < c.full_bytes <= VECTOR for c in sent)
 
 
+@pytest.mark.slow
 def test_sm3_lays_vectors_as_the_dims_of_its_momentum_and_takes_each_maximum_once():
     """Anil et al., 2019: a vector a dim. The vector of the split dim is there, of the others one all-reduce each."""
     plan, sent = planned(optax.sm3(1e-2), two_layers, arrays(MATRICES), constraints=SPLIT)

@@ -33,6 +33,7 @@ def late(graph, found, cuts, without_flush):
     return [(part.stage, r.name) for part in parts for r in part.received_late]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 4])
 def test_no_cut_leaves_a_gradient_on_another_stage(count):
     crossed = {}

@@ -36,6 +36,7 @@ def planned(loss, arguments, stages, count, **options):
     return fn, fn.plan(*arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loss", "arguments", "stages", "count"),
     [

@@ -75,6 +75,7 @@ def test_loops_over_examples(loss):
     assert_same_in_microbatches(step_of(loss), (W, X), (2, 4), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_gradients_accumulated_by_the_user():
     def step(p, x):
         def body(sums, chunk):

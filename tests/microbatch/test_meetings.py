@@ -145,6 +145,7 @@ def test_on_devices(loss, arguments, remat):
     assert note.startswith("examples meet: 2 loops over the microbatches")
 
 
+@pytest.mark.slow
 def test_memory_falls():
     """A limit below what one loop takes has a plan in several."""
 

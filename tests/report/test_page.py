@@ -83,6 +83,7 @@ def test_what_users_write_is_text() -> None:
     assert "<script>alert(1)</script>" in page.text and "<b>&amp;</b>" in page.text
 
 
+@pytest.mark.slow
 def test_page_of_a_large_program_is_small() -> None:
     path = "state['opt_state'][1][0].mu['block{}']['attention']['query']['kernel']"
     plan = make_plan(num_operators=5000, num_inputs=5000, path=path, notes=("n" * 1000,) * 5000)

@@ -128,6 +128,7 @@ def test_two_plans_side_by_side(large: Plan, small: Plan) -> None:
     assert one.count("Memory by kind") == 2
 
 
+@pytest.mark.slow
 def test_a_plan_of_the_search_has_all_pictures(small: Plan) -> None:
     assert [title for title, _ in pictures(small)] == [
         "Timeline", "Stages on the cluster", "Memory by kind", "Busy time of a step"

@@ -92,6 +92,7 @@ def test_nothing_of_the_user_is_deleted_unless_given_up():
     assert_trees_same(first, jax.jit(fn)(*args))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", [pytest.param("1f1b", marks=pytest.mark.slow), "zb-h1"])
 def test_a_state_that_is_given_up_trains_as_ever(schedule):
     fn, args, step, _ = compiled_pipeline(donate_argnums=0, schedule=schedule)

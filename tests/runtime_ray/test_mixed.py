@@ -23,6 +23,7 @@ def furthest_leaf(got: Any, want: Any) -> float:
     return furthest(jax.tree.leaves(got), [numbers(x) for x in jax.tree.leaves(want)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "devices"), [((1, 1), (4, 2)), pytest.param((2, 1), (1, 4), marks=pytest.mark.slow)]
 )

@@ -32,6 +32,7 @@ def test_only_elementwise_results_no_smaller_than_what_they_are_made_of(primitiv
     assert is_recomputed(operator(primitive), basis_bytes, growth) == want
 
 
+@pytest.mark.slow
 def test_sums_read_on_the_fly_and_products_do_not() -> None:
     assert reads_fused(operator("add")) and reads_fused(operator("reduce_max"))
     assert not reads_fused(operator("dot_general"))

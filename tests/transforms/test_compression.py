@@ -77,6 +77,7 @@ def test_what_powersgd_sent_and_what_is_left_are_all_gradients(x64):
     assert not np.allclose(sent["a"], wanted["a"])
 
 
+@pytest.mark.slow
 def test_powersgd_sends_small_ones_whole(x64):
     tx = powersgd(2, 4)
     state = tx.init({"large": jnp.zeros((64, 64)), "small": jnp.zeros((4, 4)), "vector": jnp.zeros(64)})
@@ -108,6 +109,7 @@ def test_one_bit_adam_warms_up_as_adam(x64):
         assert_close(mine, other, 1e-12)
 
 
+@pytest.mark.slow
 def test_what_one_bit_adam_sent_and_what_is_left_is_all_momentum(x64):
     """Error feedback on both sides: with a momentum of no memory the sum of what was applied and of what is left."""
     tx = one_bit_adam(1.0, 4, 1, b1=0.0, b2=0.0, eps=0.0)
@@ -153,6 +155,7 @@ def test_error_is_within_its_bound(name, block):
     assert np.all(error.max(axis=1) > 0)
 
 
+@pytest.mark.slow
 def test_what_a_format_holds_is_exact():
     x = jnp.asarray(np.random.default_rng(0).integers(-7, 8, (3, 40)), jnp.float32).at[:, ::8].set(7.0)
     for name in ("int8", "int4"):
@@ -163,6 +166,7 @@ def test_what_a_format_holds_is_exact():
     np.testing.assert_array_equal(Format("sign", 8).rounded(jnp.full((2, 16), -3.0)), jnp.full((2, 16), -3.0))
 
 
+@pytest.mark.slow
 def test_rounding_at_random_has_the_right_mean():
     x = jnp.full((1, 64), 0.3).at[0, 0].set(7.0)  # a step is 1
     drawn = [Format("int4", 64).rounded(x, jax.random.key(s)) for s in range(40)]

@@ -35,6 +35,7 @@ def test_values_are_those_of_the_plain_step_from_host_memory(mesh, norm):
     assert_near(trained(fn, args), trained(jax.jit(plain), args))
 
 
+@pytest.mark.slow
 def test_device_memory_does_not_depend_on_depth():
     cluster, batch = one_device(25e9), 1024
     plans = {}

@@ -114,6 +114,7 @@ def test_the_whole_step_of_diloco_runs_on_a_plan():
     )
 
 
+@pytest.mark.slow
 def test_powersgd_reduces_its_factors_alone():
     """Two matrices of two layers; of one alone the columns may be split, and then P alone is reduced."""
 

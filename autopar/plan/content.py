@@ -108,8 +108,8 @@ class PlanContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """
         (stage,) = self.stages
         form = replace(form, slices_ahead=stage.form.slices_ahead)
-        told = (*self.notes, *blocks_note(form.block_scores), *notes)
-        return replace(self, stages=(replace(stage, form=form),), notes=told)
+        lines = (*self.notes, *blocks_note(form.block_scores), *notes)
+        return replace(self, stages=(replace(stage, form=form),), notes=lines)
 
     def in_blocks(self, block_scores: int) -> PlanContent:
         """The same, saying of all stages from which size of scores on attention runs in blocks; see `StepForm`."""

@@ -108,7 +108,7 @@ mutations: $(VENV)/.dev-stamp  ## faults put in one at a time, and the tests tha
 SHARD_MINUTES ?= 20
 .PHONY: test-shard
 test-shard: $(VENV)/.dev-stamp  ## one of the eight parts of the slow tests: make test-shard SHARD=3
-	@$(VENV)/bin/python -m tests.shards --minutes $(SHARD_MINUTES) $(SHARD)
+	@$(VENV)/bin/python -m tests.shards --minutes $(SHARD_MINUTES) $(SHARD_ARGS) $(SHARD)
 
 .PHONY: test-slow
 test-slow: $(VENV)/.dev-stamp  ## the slow tests

@@ -21,11 +21,14 @@ class Part:
         name: in the last line of a run.
         prefixes: of the paths of its files.
         environment: the folder of its Python.
+        gates: whether a test that fails in it fails continuous integration: from the first run on in which the whole
+            part passed. Others report what failed.
     """
 
     name: str
     prefixes: tuple[str, ...]
     environment: str = ".venv"
+    gates: bool = False
 
 
 #: The number of a part is its place, from 1 on.

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -77,3 +78,8 @@ def test_a_failing_test_fails_the_run_and_the_last_line_names_the_part(tmp_path,
     assert done.exit_code == code
     assert done.output.splitlines()[-1].startswith(f"shard 2 (hosts): {word}")
     assert "make test-shard SHARD=2" in done.output.splitlines()[-1]
+    parts = (PARTS[0], replace(PARTS[1], gates=False), replace(PARTS[2], gates=True), *PARTS[3:])
+    monkeypatch.setattr(shards, "PARTS", parts)
+    reported = CliRunner().invoke(shards.main, ["2", "--minutes", "10", "--report"])
+    assert (reported.exit_code, "does not gate yet" in reported.output) == (0, code == 1)
+    assert CliRunner().invoke(shards.main, ["3", "--minutes", "10", "--report"]).exit_code == code

@@ -126,6 +126,11 @@ $(PUBLIC)/.stamp: pyproject.toml
 test-public: $(PUBLIC)/.stamp  ## train steps of released packages (docs/public-steps.md); an hour on two cores
 	$(PUBLIC)/bin/python -m pytest -m "slow or not slow" tests/public
 
+# Some of them: SUITES="optax chex". Reports are in build/suites.
+.PHONY: test-suites
+test-suites: $(PUBLIC)/.stamp  ## test suites of released packages with jax.jit replaced by autopar; hours on two cores
+	$(PUBLIC)/bin/python -m tests.public.suites $(SUITES)
+
 $(BROWSER)/.stamp: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "No usable Python of 3.11 or newer was found." >&2; exit 1; }
 	@"$(PYTHON)" -m venv --clear $(BROWSER)

@@ -108,16 +108,25 @@ def one_stage(
     else:
         plain = [StepForm(count, levels[0]) for count in counts]
         plan = _in_device_memory(trials, plain, levels[1:], shortage, cutoff_s)
-    return _planned(trials, plan)
+    return _planned(trials, plan, remat)
 
 
-def _planned(trials: Trials[StepForm, Plan], plan: Plan | None) -> Plan | Bounded:
-    """The plan; where there is none why."""
+def _planned(trials: Trials[StepForm, Plan], plan: Plan | None, remat: str) -> Plan | Bounded:
+    """The plan; where there is none why, with the remedy that recomputation fixed by name leaves."""
     if plan is not None:
         return plan
     if trials.bounded is not None:
         return trials.bounded
-    raise trials.error()
+    error = trials.error()
+    if remat == "auto" or not isinstance(error, InfeasiblePlanError) or error.remedy is None:
+        raise error
+    raise InfeasiblePlanError(
+        error.fact,
+        cause=error.cause,
+        remedy=f"remat='auto' in place of {remat!r}, which need not be the form that holds least; or {error.remedy}",
+        source=error.source,
+        least_bytes=error.least_bytes,
+    )
 
 
 def in_blocks(

@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from autopar.cost import total_flops
 from autopar.errors import ConstraintError, InfeasiblePlanError, MicrobatchError, ScheduleError
+from autopar.ir import Graph, Operator
+from autopar.ir.phases import phase_of
 from autopar.plan import Considered, Plan
 from autopar.schedule import get
 from autopar.search.clock import Clock
@@ -152,8 +155,29 @@ def nothing_planned(problem: Problem, trials: Trials[PipelineTrial, Plan]) -> Bo
         return trials.bounded
     if problem.subproblem.cutoff_s < math.inf:
         return Bounded("no slicing is estimated to be faster")
+    loop = _loop_of_passes(problem.graph)
+    if loop is not None:
+        parts = loop.integer("length") if loop.attr("length") is not None else 2
+        raise InfeasiblePlanError(
+            f"{problem.graph.name} cannot be cut into stages: its forward and backward passes are inside of a loop",
+            cause="a loop of your own over parts of the batch, which adds up gradients",
+            remedy=f"the gradient of the whole batch with num_microbatches={parts}, not the loop; or num_stages=1",
+            source=loop.source or None,
+        )
     raise InfeasiblePlanError(
         f"no way to cut {problem.graph.name} into stages fits {problem.cluster.name}",
         cause="too few layers, devices or bytes for the number of stages",
         remedy="fewer stages, more microbatches, or a higher memory_limit",
     )
+
+
+def _loop_of_passes(graph: Graph) -> Operator | None:
+    """The loop that has most of the work of a step, forward and backward passes both; None where there is none."""
+    total = sum(total_flops(graph, op) for op in graph.operators)
+    for op in graph.operators:
+        if op.primitive not in ("scan", "while") or total_flops(graph, op) <= total / 2:
+            continue
+        phases = {phase_of(inner) for _, region in op.regions for inner in region.operators}
+        if {"forward", "backward"} <= phases:
+            return op
+    return None

@@ -152,3 +152,43 @@ def test_compiled_refuses_other_arguments():
     np.testing.assert_allclose(compiled(params(), batch())[1], sgd(params(), batch())[1], rtol=1e-6)
     with pytest.raises(autopar.AutoparError, match="other arguments"):
         compiled(params(), batch(8))
+
+
+def accumulated(p, x):
+    """Gradients of four parts of the batch, added up in a loop of the user's own."""
+
+    def add(total, part):
+        loss, g = jax.value_and_grad(perceptron)(p, part)
+        return jax.tree.map(jnp.add, total, g), loss
+
+    total, losses = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, p), x.reshape(4, -1, 16))
+    return jax.tree.map(lambda w, g: w - 0.1 * g / 4, p, total), losses.mean()
+
+
+def perceptron(p, x):
+    for w in p:
+        x = jnp.tanh(x @ w)
+    return jnp.mean(x**2)
+
+
+def test_a_loop_that_adds_up_gradients_in_stages_names_itself_and_a_remedy_that_helps():
+    p, x = [jnp.eye(16)] * 4, jnp.linspace(-1, 1, 512).reshape(32, 16)
+    with pytest.raises(autopar.InfeasiblePlanError, match="inside of a loop") as caught:
+        parallelize(accumulated, num_stages=2, num_microbatches=4)(p, x)
+    assert "num_microbatches=4" in caught.value.remedy
+    assert "accumulated" in caught.value.source
+
+    def whole(p, x):
+        loss, g = jax.value_and_grad(perceptron)(p, x)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, p, g), loss
+
+    got, want = parallelize(whole, num_stages=2, num_microbatches=4)(p, x), accumulated(p, x)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("remat", ["full", "auto"])
+def test_a_limit_that_fixed_recomputation_does_not_keep_names_the_free_one(remat):
+    with pytest.raises(autopar.InfeasiblePlanError) as caught:
+        parallelize(sgd, memory_limit=200, remat=remat, num_stages=1).plan(params(), batch())
+    assert ("remat='auto'" in caught.value.remedy) == (remat == "full")

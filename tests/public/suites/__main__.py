@@ -1,0 +1,143 @@
+"""Runs test suites of released packages with `jax.jit` and with autopar in its place, and prints what differs.
+
+``python -m tests.public.suites --out build/suites [NAME ...]`` takes suites out of installed wheels, or out of sdists
+that pip downloads; nothing of them is copied into this repository. A test counts where it passes under `jax.jit`. The
+exit code is 1 where one fails under autopar alone without an explanation in `EXPLAINED`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+_DEVICES = "--xla_force_host_platform_device_count=8"
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Tests of a package.
+
+    Args:
+        package: its name at the registry.
+        module: the folder that has the tests, in the wheel or in the sdist.
+        is_wheel: whether the wheel has them; else the sdist of the version that is installed.
+        pattern: of the test files.
+        left_out: parts of paths of files that are left out.
+    """
+
+    package: str
+    module: str
+    is_wheel: bool
+    pattern: str
+    left_out: tuple[str, ...] = ()
+
+
+SUITES = {
+    "optax": Suite("optax", "optax", True, "*_test.py", ("contrib", "sharding_test", "doctest")),
+    "chex": Suite("chex", "chex", True, "*_test.py", ("fake_test", "pytypes")),
+    "distrax": Suite("distrax", "distrax", True, "*_test.py"),
+    "rlax": Suite("rlax", "rlax", True, "*_test.py"),
+    "flax": Suite("flax", "tests", False, "*_test.py", ("tensorboard", "summary", "import", "checkpoint")),
+    "equinox": Suite("equinox", "tests", False, "test_*.py", ("test_callback",)),
+    "lineax": Suite("lineax", "tests", False, "test_*.py"),
+    "optimistix": Suite("optimistix", "tests", False, "test_*.py"),
+    "diffrax": Suite("diffrax", "test", False, "test_*.py"),
+}
+
+#: By test that fails under autopar alone the reason.
+EXPLAINED: dict[str, str] = {}
+
+
+def files_of(suite: Suite, out: Path) -> tuple[Path, list[Path]]:
+    """The folder that tests are named from, and the files. Sdists are downloaded once."""
+    if suite.is_wheel:
+        spec = find_spec(suite.module)
+        assert spec is not None and spec.origin is not None, f"{suite.package} is not installed"
+        folder = Path(spec.origin).parent
+        root = folder.parent
+    else:
+        root = _unpacked(suite.package, out)
+        folder = root / suite.module
+    files = sorted(p for p in folder.rglob(suite.pattern) if not any(part in str(p) for part in suite.left_out))
+    return root, files
+
+
+def _unpacked(package: str, out: Path) -> Path:
+    """The folder of the sdist of the version that is installed."""
+    asked = f"{package}=={version(package)}"
+    folder = out / "sdists" / asked
+    if not folder.exists():
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:", asked]
+        subprocess.run([*pip, "--dest", str(out / "sdists")], check=True)
+        stem = f"{package.replace('-', '_')}-{version(package)}"
+        with tarfile.open(out / "sdists" / f"{stem}.tar.gz") as archive:
+            archive.extractall(folder, filter="data")
+    return next(p for p in folder.iterdir() if p.is_dir())
+
+
+def run(suite: Suite, mode: str, out: Path, seconds: int) -> dict[str, Any]:
+    """What the plugin wrote of a run of a suite."""
+    root, files = files_of(suite, out)
+    written = out / f"{suite.package}-{mode}.json"
+    environment = {
+        **os.environ,
+        "AUTOPAR_SUITE": mode,
+        "AUTOPAR_SUITE_OUT": str(written),
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")]),
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}".strip(),
+    }
+    written.unlink(missing_ok=True)
+    options = ["-q", "-p", "tests.public.suites.replace", "-p", "no:randomly", "-p", "no:cacheprovider", "-W", "ignore"]
+    options += ["-c", os.devnull, "--rootdir", str(root), "--continue-on-collection-errors", "--timeout", str(seconds)]
+    with open(out / f"{suite.package}-{mode}.log", "w", encoding="utf-8") as log:
+        subprocess.run([sys.executable, "-m", "pytest", *options, *map(str, files)], env=environment, stdout=log)
+    found: dict[str, Any] = json.loads(written.read_text())
+    return found
+
+
+def only_with_autopar(plain: dict[str, str], replaced: dict[str, str]) -> dict[str, str]:
+    """Tests that pass under `jax.jit` and fail under autopar, with their errors."""
+    return {
+        test: outcome
+        for test, outcome in sorted(replaced.items())
+        if outcome.startswith("failed") and plain.get(test) == "passed"
+    }
+
+
+def main() -> int:
+    """The exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.public.suites", description=__doc__)
+    parser.add_argument("names", nargs="*", default=sorted(SUITES), help=f"of {', '.join(sorted(SUITES))}")
+    parser.add_argument("--out", type=Path, default=Path("build/suites"))
+    parser.add_argument("--seconds", type=int, default=300, help="that one test may take")
+    asked = parser.parse_args()
+    asked.out.mkdir(parents=True, exist_ok=True)
+    print("| suite | tests that pass with jit | functions | calls through autopar | programs that split | failures |")
+    print("|---|---|---|---|---|---|")
+    unexplained: dict[str, str] = {}
+    for name in asked.names:
+        suite = SUITES[name]
+        plain = run(suite, "jit", asked.out, asked.seconds)["outcomes"]
+        replaced = run(suite, "autopar", asked.out, asked.seconds)
+        failures = only_with_autopar(plain, replaced["outcomes"])
+        passed = sum(outcome == "passed" for outcome in plain.values())
+        counts = f"{replaced['functions']} | {replaced['calls']} | {replaced['split']} | {len(failures)}"
+        print(f"| {suite.package} {version(suite.package)} | {passed} | {counts} |", flush=True)
+        unexplained |= {test: error for test, error in failures.items() if test not in EXPLAINED}
+    for test, error in unexplained.items():
+        print(f"{test}: {error}")
+    return 1 if unexplained else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

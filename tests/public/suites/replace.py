@@ -1,0 +1,100 @@
+"""A pytest plugin that puts autopar in the place of `jax.jit` before a suite is imported, and counts calls.
+
+Loaded by ``-p tests.public.suites.replace``. ``AUTOPAR_SUITE`` is "jit" (nothing is replaced) or "autopar"; the counts
+and the outcome of every test go to the file that ``AUTOPAR_SUITE_OUT`` names, as JSON.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+import autopar
+from autopar import Cluster
+from autopar._compat.context import under_trace
+from autopar.cluster import Device, LinkSpec, NodeGroup
+
+#: Options of `jax.jit` that autopar has too.
+_SHARED = ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames")
+#: Options that change nothing in the result, and are left out.
+_WITHOUT_EFFECT = ("inline", "keep_unused")
+
+
+def slow_devices(count: int) -> Cluster:
+    """Devices so slow, with links so fast, that tiny arrays are split."""
+    rates = tuple((name, 1e6) for name in ("f64", "f32", "bf16", "f16", "c64", "c128", "s32"))
+    link = LinkSpec(1e12, 0.0)
+    return Cluster("slow", (NodeGroup(1, count, Device("slow", 10**11, 1e6, rates), link, link),))
+
+
+class Counts:
+    """What went through autopar.
+
+    Args:
+        cluster: what is planned for.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.functions = self.calls = self.split = self.left_out = 0
+        self._plain_jit = jax.jit
+
+    def jit(self, fun: Any = None, /, **options: Any) -> Any:
+        """Stands for `jax.jit`, but for jax and autopar themselves."""
+        caller = str(sys._getframe(1).f_globals.get("__name__", "")).partition(".")[0]
+        if caller in ("jax", "autopar"):
+            return self._plain_jit(fun, **options) if fun is not None else self._plain_jit(**options)
+        if fun is None:
+            return functools.partial(self.jit, **options)
+        given = {k: v for k, v in options.items() if v is not None and k not in _WITHOUT_EFFECT}
+        if set(given) - set(_SHARED):
+            self.left_out += 1
+            return self._plain_jit(fun, **options)
+        self.functions += 1
+        return self._counted(autopar.parallelize(fun, cluster=self.cluster, progress=False, **given))
+
+    def _counted(self, step: Any) -> Callable[..., Any]:
+        @functools.wraps(step.function)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            if under_trace():
+                return step(*args, **kwargs)
+            plans = len(step.plans())
+            result = step(*args, **kwargs)
+            self.calls += 1
+            if len(step.plans()) > plans:
+                layouts = [r.layout for r in (*step.plans()[-1].content.inputs, *step.plans()[-1].content.outputs)]
+                self.split += any("x" in text or "y" in text for text in layouts)
+            return result
+
+        for name in ("lower", "trace", "eval_shape", "clear_cache"):
+            setattr(called, name, getattr(step, name))
+        return called
+
+
+_COUNTS = Counts(slow_devices(jax.device_count()))
+_OUTCOMES: dict[str, str] = {}
+if os.environ.get("AUTOPAR_SUITE") == "autopar":
+    autopar.parallelize  # noqa: B018 (its modules are imported before)
+    jax.jit = _COUNTS.jit  # type: ignore[assignment]
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Notes the outcome of a test; of a failure the last line of its error."""
+    if report.when == "call" or report.failed:
+        text = str(report.longreprtext).strip().splitlines() if report.failed else []
+        errors = [line[1:].strip() for line in text if line.startswith("E  ")]
+        _OUTCOMES[report.nodeid] = f"failed: {errors[0] if errors else text[-1:]}" if report.failed else report.outcome
+
+
+def pytest_sessionfinish() -> None:
+    """Writes what was found."""
+    counts = {n: getattr(_COUNTS, n) for n in ("functions", "calls", "split", "left_out")}
+    Path(os.environ["AUTOPAR_SUITE_OUT"]).write_text(json.dumps({**counts, "outcomes": _OUTCOMES}, indent=1))

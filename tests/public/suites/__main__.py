@@ -92,6 +92,7 @@ def run(suite: Suite, mode: str, out: Path, seconds: int) -> dict[str, Any]:
         **os.environ,
         "AUTOPAR_SUITE": mode,
         "AUTOPAR_SUITE_OUT": str(written),
+        "AUTOPAR_CACHE_DIR": "off",
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")]),
         "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}".strip(),

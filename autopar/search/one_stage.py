@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from autopar.errors import InfeasiblePlanError
 from autopar.plan import Plan, StepForm
 from autopar.recompute import LEVELS, Level
 from autopar.search.outcome import Bounded

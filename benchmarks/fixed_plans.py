@@ -182,12 +182,13 @@ def _unsearched(search: SearchContent) -> SearchContent:
 
 
 def _hash(plan: Plan) -> str:
-    document = {k: v for k, v in json.loads(plan.to_json()).items() if k != "digest"}
-    for content in (document["plan"], *document["plan"].get("parts", ())):
+    """Of the plan as format 2 has it: no details, whose source lines change with this file, and no facts since then."""
+    document = json.loads(plan.to_json())["plan"]
+    for content in (document, *document.get("parts", ())):
         content["cluster"] = json.dumps(content["cluster"], sort_keys=True, separators=(",", ":"))
         content["stages"] = [_stage_of_format_2(stage) for stage in content["stages"]]
-    text = msgspec.json.format(msgspec.json.encode({**document, "autopar_plan": 2}), indent=1).decode() + "\n"
-    return hashlib.sha256(text.encode()).hexdigest()[:16]  # of format 2, in which the kept hashes were taken
+        content.pop("product_flops", None)
+    return hashlib.sha256(msgspec.json.encode(document, order="deterministic")).hexdigest()[:16]
 
 
 def _stage_of_format_2(stage: dict[str, Any]) -> dict[str, Any]:

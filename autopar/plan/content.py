@@ -100,14 +100,16 @@ class PlanContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     product_flops: tuple[tuple[str, float], ...] = ()
 
     def in_form(self, form: StepForm, notes: tuple[str, ...] = ()) -> PlanContent:
-        """The same, saying what its one stage was turned into; how it fetches layers from hosts stays as planned.
+        """The same, saying what its one stage was turned into.
+
+        How it fetches layers from hosts, and dims that the strategy padded by itself, stay as planned.
 
         Args:
             form: see `Stage`.
             notes: lines on it that are worth reading.
         """
         (stage,) = self.stages
-        form = replace(form, slices_ahead=stage.form.slices_ahead)
+        form = replace(form, slices_ahead=stage.form.slices_ahead, padded=form.padded or stage.form.padded)
         lines = (*self.notes, *blocks_note(form.block_scores), *notes)
         return replace(self, stages=(replace(stage, form=form),), notes=lines)
 

@@ -102,7 +102,7 @@ def test_slices_on_the_way_are_in_the_memory(devices, slices):
     text = "one ahead" if devices > 1 else "one by one"
     assert f"layers fetched {text}" in str(plan)
     assert f"layers fetched from host memory {text}" in plan_words(plan.content)
-    assert json.loads(plan.to_json())["plan"]["stages"][0]["slices_ahead"] == int(devices > 1)
+    assert json.loads(plan.to_json())["plan"]["stages"][0]["form"]["slices_ahead"] == int(devices > 1)
 
 
 def test_a_global_norm_is_added_up_layer_by_layer():

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 
 import autopar
@@ -143,7 +144,8 @@ def padded_plan(fn: Callable[..., Any], args: Sequence[Any], seed: int) -> Calla
         if not dims:
             return random_plan(seed)(problem)
         plan = random_plan(seed)(replace(problem, graph=padded(traced, dims).graph))
-        return replace(plan, content=plan.content.with_padding(dims, ()))
+        form = msgspec.structs.replace(plan.stages[0].form, padded=dims)
+        return replace(plan, content=plan.content.in_form(form))
 
     return search
 

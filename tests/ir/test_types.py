@@ -26,4 +26,9 @@ def test_sizes_are_those_of_jax(name):
 
 
 def test_values_without_data_have_no_bytes():
-    assert item_bytes("token") == TensorType((7,), dtype_name(jax.dtypes.float0)).nbytes == 0
+    assert item_bytes("token") == TensorType((7,), "token").nbytes == 0
+
+
+def test_float0_is_bool_in_programs():
+    assert dtype_name(jax.dtypes.float0) == "bool"
+    assert TensorType((7,), dtype_name(jax.dtypes.float0)).nbytes == 7

@@ -78,7 +78,10 @@ def test_microbatches_wait_on_the_hosts_of_workers(x64):
     options = {**OPTIONS, "num_microbatches": 8}
     with thread_cluster(4, 2, like=group) as cluster:
         plan = autopar.parallelize(fn, cluster=cluster, **options).plan(*args)
-        stages = tuple(msgspec.structs.replace(s, activations_offloaded=True) for s in plan.stages)
+        stages = tuple(
+            msgspec.structs.replace(s, form=msgspec.structs.replace(s.form, activations_offloaded=True))
+            for s in plan.stages
+        )
         waiting = Plan(msgspec.structs.replace(plan.content, stages=stages))
         compiled = autopar.parallelize(fn, cluster=cluster, plan=waiting, donate_argnums=0).compile(*args)
         workers = compiled.local.runtime.source.program.workers

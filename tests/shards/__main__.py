@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
@@ -43,8 +44,12 @@ def main(number: int | None, minutes: float, processes: int, seed: str, report: 
     drawn_by = seed or commit()
     number = number or chosen(commit())
     part = PARTS[number - 1]
-    python = _python(part)
     click.echo(f"shard {number} of {len(PARTS)}: {part.name}, {minutes:g} minutes at most, order of {drawn_by[:12]}")
+    try:
+        python = _python(part, 60 * minutes)
+    except subprocess.SubprocessError as error:
+        click.echo(f"{part.environment} cannot be made: {error}")
+        _end_run(number, part, good=False, report=report)
     tests = list(units(part))
     random.Random(drawn_by).shuffle(tests)
     seconds_from_now = time.monotonic() + 60 * minutes
@@ -62,7 +67,11 @@ def main(number: int | None, minutes: float, processes: int, seed: str, report: 
     cut = sum(how == "cut" for how in ended)
     click.echo(f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped")
     click.echo(f"{cut} of {len(tests)} pieces of files did not end in the time")
-    good = not broken and not counts["failed"]
+    _end_run(number, part, good=not broken and not counts["failed"], report=report)
+
+
+def _end_run(number: int, part: Part, *, good: bool, report: bool) -> NoReturn:
+    """Prints the last lines, and exits with 1 where a failure is to fail the run."""
     if not good and report and not part.gates:
         click.echo(f"the part {part.name} does not gate yet: its failures are reported alone")
     click.echo(f"shard {number} ({part.name}): {'passed' if good else 'FAILED'}; again: make test-shard SHARD={number}")
@@ -117,11 +126,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             continue
 
 
-def _python(part: Part) -> Path:
-    """The interpreter of a part's environment, which is made if need be; this process's for ``.venv``."""
+def _python(part: Part, timeout_s: float) -> Path:
+    """The interpreter of a part's environment, which is made within a time if need be; this process's for ``.venv``."""
     if part.environment == ".venv":
         return Path(sys.executable)
-    subprocess.run(["make", f"{part.environment}/.stamp"], cwd=ROOT, check=True)
+    subprocess.run(["make", f"{part.environment}/.stamp"], cwd=ROOT, check=True, timeout=timeout_s)
     return ROOT / part.environment / "bin" / "python"
 
 

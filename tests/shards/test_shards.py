@@ -83,3 +83,11 @@ def test_a_failing_test_fails_the_run_and_the_last_line_names_the_part(tmp_path,
     reported = CliRunner().invoke(shards.main, ["2", "--minutes", "10", "--report"])
     assert (reported.exit_code, "does not gate yet" in reported.output) == (0, code == 1)
     assert CliRunner().invoke(shards.main, ["3", "--minutes", "10", "--report"]).exit_code == code
+
+
+def test_an_environment_that_cannot_be_made_fails_the_part(monkeypatch) -> None:
+    parts = (*PARTS[:7], replace(PARTS[7], environment=".venv-of-no-target", gates=False))
+    monkeypatch.setattr(shards, "PARTS", parts)
+    done = CliRunner().invoke(shards.main, ["8"])
+    assert (done.exit_code, ".venv-of-no-target cannot be made" in done.output) == (1, True)
+    assert CliRunner().invoke(shards.main, ["8", "--report"]).exit_code == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def floating_point_error(error: BaseException, name: str) -> FloatingPointError | None:
-    """What a jitted function raises where a compiled program raised ``error``; None for other errors.
+    """The error that a jitted function raises where a compiled program raised ``error``; None for other errors.
 
     Args:
         error: what a compiled program raised.

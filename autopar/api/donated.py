@@ -1,4 +1,4 @@
-"""What is said of donated arguments whose buffers no result can reuse."""
+"""Warnings about donated arguments whose buffers no result can reuse."""
 
 from __future__ import annotations
 

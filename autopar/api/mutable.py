@@ -22,7 +22,7 @@ from autopar.frontend.trace import callable_name
 @jax.tree_util.register_pytree_with_keys_class
 @dataclass(frozen=True, eq=False)
 class RefValue:
-    """What a reference among the arguments holds.
+    """The value of a reference among the arguments.
 
     Args:
         index: number of the reference; one that is given twice has one number.
@@ -44,7 +44,7 @@ class RefValue:
 
 @dataclass(frozen=True)
 class Mutable:
-    """What a call changes in place; false where it changes nothing.
+    """Arguments that a call changes in place; false where it changes nothing.
 
     Args:
         modules: Flax modules among the arguments.

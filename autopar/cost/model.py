@@ -363,7 +363,7 @@ def _efficiency(work: KernelWork, device: Device) -> Curve | None:
 
 
 def _features_share(work: KernelWork, device: Device) -> float:
-    """What a convolution reaches of so few features, and images, over what it reaches of many."""
+    """Efficiency of a convolution with few features or images, relative to one with many."""
     if not work.kind or not work.features:
         return 1.0
     if work.kind == "convolution":

@@ -134,7 +134,7 @@ def _config(pad: Operator) -> _Config:
 
 
 def _crop(op: Operator, shape: tuple[int, ...]) -> _Crop | None:
-    """What a slice or a pad takes of an array of ``shape``; None where it adds anything."""
+    """The part of an array of ``shape`` that a slice or a pad takes; None where it adds anything."""
     kept = op.results[0].type.shape
     if op.primitive == "pad":
         config = _config(op)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from autopar.cluster import Cluster, NodeGroup
 from autopar.errors import ClusterError
 from autopar.plan.content import PlanContent
+from autopar.plan.types import dtype_and_shape
 
 _INTEGERS = re.compile(r"[iu]\d+$")
 _HOUR_S = 3600.0
@@ -70,7 +71,7 @@ def throughput(c: PlanContent) -> Throughput:
     Args:
         c: the plan.
     """
-    shapes = [_shape(i.type) for i in c.inputs if i.role == "batch"]
+    shapes = [dtype_and_shape(i.type) for i in c.inputs if i.role == "batch"]
     firsts = [shape[0] for _, shape in shapes if shape]
     examples = max(sorted(set(firsts)), key=firsts.count, default=0)
     sequences = [s for dtype, s in shapes if _INTEGERS.match(dtype) and len(s) >= 2 and s[0] == examples]
@@ -110,10 +111,3 @@ def _count(value: float) -> str:
         return f"{value:.3g}"
     digits = len(str(int(value))) - 3
     return f"{round(value, -digits):,.0f}"
-
-
-def _shape(text: str) -> tuple[str, tuple[int, ...]]:
-    """dtype and sizes of ``i32[16,128]``."""
-    dtype, _, dims = text.partition("[")
-    inner = dims.partition("]")[0]
-    return dtype, tuple(int(n) for n in inner.split(",")) if inner else ()

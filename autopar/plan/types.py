@@ -212,3 +212,10 @@ class Considered(Record, frozen=True):
     step_time: float | None
     peak_memory: int | None = None
     note: str = ""
+
+
+def dtype_and_shape(text: str) -> tuple[str, tuple[int, ...]]:
+    """The dtype and sizes that a record's type names: ``("i32", (16, 128))`` of ``i32[16,128]``."""
+    dtype, _, dims = text.partition("[")
+    inner = dims.removesuffix("]")
+    return dtype, tuple(int(n) for n in inner.split(",")) if inner else ()

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from autopar.ir import Layout
 from autopar.plan.content import PlanContent
 from autopar.plan.groups import InputGroup, input_groups
-from autopar.plan.types import InputRecord
+from autopar.plan.types import InputRecord, dtype_and_shape
 
 # Tensors that are not named by themselves: the share of all bytes of parameters, and how many are named.
 _LEAST_SHARE, _MOST_NAMED = 0.02, 3
@@ -128,8 +128,7 @@ def _bytes(records: Sequence[InputRecord]) -> int:
 
 
 def _elements(i: InputRecord) -> int:
-    inner = i.type.partition("[")[2].rstrip("]")
-    return math.prod(int(n) for n in inner.split(",")) if inner else 1
+    return math.prod(dtype_and_shape(i.type)[1])
 
 
 def _of_parameters(c: PlanContent, axes: _Axes) -> list[str]:

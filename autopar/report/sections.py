@@ -165,7 +165,7 @@ def considered(c: PlanContent, limit: int) -> Section:
 
 
 def trail(plan: Plan, limit: int) -> Section:
-    """What became of the regions that the search closed; ``limit`` rows at most."""
+    """Rows on the regions that the search closed; ``limit`` at most."""
     all_rows = [
         (
             row.form,

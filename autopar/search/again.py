@@ -55,7 +55,7 @@ class SearchedAgain:
         return tuple(_alternative(problem, name) for name in ALTERNATIVES)
 
     def alternatives(self) -> tuple[Considered, ...]:
-        """What people write by hand, in the form of the plan."""
+        """Plans that people write by hand, in the form of the plan."""
         return self._alternatives
 
     def without(self, name: str) -> Considered | None:

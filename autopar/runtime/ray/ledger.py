@@ -48,6 +48,8 @@ class Ledger:
         # Handles end in any thread, also in the middle of what is done here.
         self._released: deque[int] = deque()
         self._stale: set[int] = set()
+        #: Arrays that workers may have of calls that were given up, and arrays that these calls were to drop.
+        self._given_up: set[int] = set()
         self._next_id = 0
         self._steps = 0
 
@@ -88,7 +90,18 @@ class Ledger:
         self._stale.clear()
         for id in stale:
             del self.holders[id]
-        return tuple(stale)
+        given_up = sorted(self._given_up.difference(stale))
+        self._given_up.clear()
+        return (*stale, *given_up)
+
+    def give_up(self, call: Call, forget: Iterable[int]) -> None:
+        """A call ended without results: workers drop later what it made, and what it was to have them drop.
+
+        Args:
+            call: the call.
+            forget: what `drop_stale` returned for it.
+        """
+        self._given_up.update(call.results, forget)
 
     @property
     def pending(self) -> int:
@@ -110,6 +123,7 @@ class Ledger:
 
     def workers_lost(self) -> None:
         """Nothing lies on workers any more."""
+        self._given_up.clear()
         self.holders.clear()
         self.position = 0
 

@@ -43,6 +43,11 @@ class StepLines:
         self._listener = Listener(credentials, self._keep, host)
         self.address = self._listener.address
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the connections ended: by `close`, or since somebody was interrupted in the middle of a message."""
+        return self._over.is_set()
+
     def takes(self, arguments: Sequence[tuple[Any, ...]]) -> bool:
         """Whether steps go this way: all processes are connected, and their arrays are small.
 
@@ -50,7 +55,7 @@ class StepLines:
             arguments: of `WorkerHost.step` of each process.
         """
         with self._lock:
-            whole = len(self._lines) >= len(arguments) and not self._over.is_set()
+            whole = len(self._lines) >= len(arguments) and not self.is_closed
         return whole and all(_bytes(given) <= MOST_BYTES for _, given in arguments)
 
     def call(self, process: int, method: str, *args: Any) -> tuple[int, int]:

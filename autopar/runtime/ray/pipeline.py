@@ -240,7 +240,11 @@ class RemotePipeline:
             call = replace(self._call(values), orders=orders)
             forget = ledger.drop_stale()
             began_s = time.perf_counter()
-            outcome = driver.perform(self.function, lambda: self._run(call, forget, timed), call.number)
+            try:
+                outcome = driver.perform(self.function, lambda: self._run(call, forget, timed), call.number)
+            except BaseException:
+                ledger.give_up(call, forget)
+                raise
             driver.metrics.step_s.observe(time.perf_counter() - began_s)
             driver.metrics.sent_bytes.inc(outcome.sent_bytes)
             driver.metrics.queue_depth.set(outcome.queued)

@@ -83,7 +83,10 @@ class Session:
         except BaseException:
             self.monitor.close()
             raise
+        self._credentials = credentials
         self._lines: StepLines | None = None
+        #: Number of the step that processes may be in; None where all have answered or were told to give it up.
+        self._open_step: int | None = None
         try:
             infos = [decode(a, WorkerInfo) for a in self.call("info", [()] * len(handshakes), options.load_s)]
             self.machines = tuple(i.machine for i in infos)
@@ -91,9 +94,7 @@ class Session:
             if groups.num_processes > groups.num_workers:
                 first = [infos[groups.members(w).start].coordinator for w in groups.workers]
                 self.call("join", [(at, options.load_s) for at in first], options.load_s)
-            if self.worker_group.has_lines:
-                self._lines = StepLines(credentials, options.listen)
-                self.call("serve", [self._lines.address] * len(handshakes), options.load_s)
+            self._open_lines()
         except BaseException:
             self.close()
             raise
@@ -168,11 +169,24 @@ class Session:
             WorkerLostError: one does not answer in time, or is gone.
             AutoparError: one failed by an error of its program.
         """
-        lines = self._lines if method == "step" else None
-        caller = self.worker_group if lines is None or not lines.takes(arguments) else lines
-        tickets = {p: caller.call(p, method, *a) for p, a in enumerate(arguments)}
-        answers, losses = self._answers(caller, method, tickets, limit_s)
+        # Steps come one after the other. Other threads call other methods meanwhile, as for checkpoints.
+        is_step = method == "step"
+        if is_step:
+            self._abandon()
+        caller = self._caller(method, arguments)
+        if is_step:
+            self._open_step = step
+        try:
+            tickets = {p: caller.call(p, method, *a) for p, a in enumerate(arguments)}
+            answers, losses = self._answers(caller, method, tickets, limit_s)
+        except BaseException:
+            # Ctrl-C, or an argument that cannot be sent: some processes wait for what does not come.
+            if is_step:
+                self._abandon()
+            raise
         if len(answers) == len(tickets):
+            if is_step:
+                self._open_step = None
             return [answers[p] for p in range(len(tickets))]
         # An answer that tells of the end of another may be faster than that end. In a group of several processes the
         # end of one is that of the others: the first is to blame.
@@ -186,8 +200,36 @@ class Session:
             raise
         except BaseException:
             # A program failed, and the processes live: what the others wait for does not come.
-            self._abort(caller, step, {p: tickets[p] for p in silent})
+            self._abort(caller, method, step, {p: tickets[p] for p in silent})
             raise
+
+    def _caller(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> WorkerGroup | StepLines:
+        """How a method is called: small steps go over the lines, which an interrupt may have closed."""
+        if method != "step" or self._lines is None:
+            return self.worker_group
+        if self._lines.is_closed:
+            self._open_lines()
+        return self._lines if self._lines.takes(arguments) else self.worker_group
+
+    def _open_lines(self) -> None:
+        """Has all processes connect to the driver for steps; until they have, steps are calls of Ray."""
+        if self.worker_group.has_lines:
+            lines = self._lines = StepLines(self._credentials, self._options.listen)
+            try:
+                self.call("serve", [lines.address] * self.groups.num_processes, self._options.load_s)
+            except BaseException:
+                lines.close()
+                raise
+
+    def _abandon(self) -> None:
+        """Tells all processes to give up the step that they may be in, whose answers nobody takes.
+
+        The step stays open until all were told: whoever is interrupted here tells them before the next step.
+        """
+        if self._open_step is not None:
+            for process in range(self.groups.num_processes):
+                self.worker_group.call(process, "abort", self._open_step)
+            self._open_step = None
 
     def _answers(
         self, caller: WorkerGroup | StepLines, method: str, tickets: dict[int, Any], limit_s: float
@@ -221,13 +263,10 @@ class Session:
             time.sleep(0.01)
         return answers, losses
 
-    def _abort(self, caller: WorkerGroup | StepLines, step: int, tickets: dict[int, Any]) -> None:
-        """Has processes give up a step. WorkerLostError where they do not."""
-        if not tickets:
-            return
-        if step >= 0:
-            for process in tickets:
-                self.worker_group.call(process, "abort", step)
+    def _abort(self, caller: WorkerGroup | StepLines, method: str, step: int, tickets: dict[int, Any]) -> None:
+        """Has all processes give up a step; waits for those of ``tickets``. WorkerLostError where they do not."""
+        if method == "step":
+            self._abandon()
         left = dict(tickets)
         until = time.monotonic() + _ABORT_S
         while left and time.monotonic() < until:

@@ -5,6 +5,7 @@ from autopar.plan.form import StepForm
 from autopar.plan.pipeline import Pipeline, PipelineTransfer, PipelineValue, PipelineWork
 from autopar.plan.plan import Plan, SearchRecord
 from autopar.plan.types import (
+    AxisRole,
     Choice,
     CollectiveKind,
     CombinedBytes,
@@ -21,6 +22,7 @@ from autopar.plan.versions import FORMAT_VERSION
 
 __all__ = [
     "FORMAT_VERSION",
+    "AxisRole",
     "Choice",
     "CollectiveKind",
     "CombinedBytes",

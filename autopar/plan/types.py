@@ -9,6 +9,7 @@ from autopar.plan.record import Record
 
 MemoryPlace = OneOf["device", "host"]
 Travels = OneOf["", "lhs", "rhs", "result"]
+AxisUse = OneOf["context", "data", "expert", "space", "tensor"]
 CollectiveKind = OneOf["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "send"]
 
 
@@ -67,6 +68,21 @@ class CombinedBytes(Record, frozen=True):
     gathers: int
 
 
+class AxisRole(Record, frozen=True):
+    """The use of a mesh axis in products of the batch with parameters.
+
+    Args:
+        axis: the mesh axis.
+        use: the dim that it splits: "data", of examples; "context", of tokens; "space", of images; "expert", of
+            matrices that are used side by side; "tensor", another dim of the parameter.
+        share: of the FLOPs of these products those in which it splits such a dim, 0 to 1.
+    """
+
+    axis: str
+    use: AxisUse
+    share: float
+
+
 class Stage(Record, frozen=True):
     """A part of the program on a part of the cluster.
 
@@ -94,6 +110,7 @@ class Stage(Record, frozen=True):
             and the number of all; None where the stack is not cut into stages, or there is none.
         form: what the stage was turned into before it was sharded.
         thresholds: bytes up to which the compiler for GPUs is asked to send collectives as one; None for its own.
+        axis_roles: uses of the mesh axes, from which the plan is named; empty in plans of older versions.
     """
 
     mesh_axes: tuple[tuple[str, int], ...]
@@ -114,6 +131,7 @@ class Stage(Record, frozen=True):
     layers: tuple[int, int, int] | None = None
     form: StepForm = StepForm()
     thresholds: CombinedBytes | None = None
+    axis_roles: tuple[AxisRole, ...] = ()
 
     @property
     def mesh_shape(self) -> dict[str, int]:

@@ -1,39 +1,97 @@
 """A plan in the field's words: how many ways of data, tensor, expert and pipeline parallelism, and which ZeRO.
 
-A mesh axis that splits the first dim of the batch is one of data parallelism. Parameters split over such axes are
-gathered where they are used (ZeRO-3, Rajbhandari et al., 2020; FSDP); if only the optimizer state is, the plan is
-ZeRO-1, or ZeRO-2 where sums of gradients are split too. Parameters split over other axes are tensor parallel
-(Megatron, Shoeybi et al., 2019).
+`plan_words` is the place to start. `Stage.axis_roles` says what each mesh axis splits in the products with parameters:
+examples (data parallelism), tokens (context), images (spatial), experts, or a dim of the parameter (tensor parallelism;
+Megatron, Shoeybi et al., 2019). Parameters that are split over the other axes are gathered where they are used (ZeRO-3,
+Rajbhandari et al., 2020; FSDP); if only the optimizer state is, the plan is ZeRO-1, or ZeRO-2 where the gradients of
+microbatches are added up in parts too.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+from typing import Final
 
 from autopar.ir import Layout
 from autopar.plan.content import PlanContent
 from autopar.plan.groups import InputGroup, input_groups
-from autopar.plan.types import InputRecord, dtype_and_shape
+from autopar.plan.types import AxisRole, AxisUse, InputRecord, Stage, dtype_and_shape
 
-# Tensors that are not named by themselves: the share of all bytes of parameters, and how many are named.
+# Tables that are named by themselves: the share of all bytes of parameters, and how many are named.
 _LEAST_SHARE, _MOST_NAMED = 0.02, 3
-_DIMS = ("rows", "columns")
+_MATRIX_DIMS: Final = (
+    (frozenset({-1}), "columns"),
+    (frozenset({-2}), "rows"),
+    (frozenset({-2, -1}), "both dims of each matrix"),
+)
+#: Shares of products from which a use of an axis is named: of experts, and of others; and below which it is not of all.
+_EXPERTS_FROM, _NAMED_FROM, _ALL_FROM = 0.01, 0.1, 0.9
+_USES: Final[Mapping[AxisUse, str]] = MappingProxyType(
+    {
+        "data": "data parallel",
+        "context": "context parallel",
+        "space": "spatial parallel",
+        "expert": "expert parallel",
+        "tensor": "tensor parallel",
+    }
+)
 
 
 @dataclass(frozen=True)
-class _Axes:
-    """Sizes of the mesh axes of each stage, and those that split examples."""
+class _StageAxes:
+    """The mesh axes of a stage.
 
-    sizes: tuple[dict[str, int], ...]
-    data: tuple[frozenset[str], ...]
+    Args:
+        sizes: by axis.
+        roles: uses that are named, with their shares.
+    """
 
-    def num_shards(self, i: InputRecord, *, data: bool) -> int:
-        """Over how many devices data axes, or others, split an argument."""
-        axes = [a for a in Layout.parse(i.layout).axes if (a in self.data[i.stage]) == data]
-        return math.prod(self.sizes[i.stage][a] for a in axes)
+    sizes: Mapping[str, int]
+    roles: tuple[AxisRole, ...]
+
+    @cached_property
+    def _over(self) -> Mapping[AxisUse, frozenset[str]]:
+        return {use: frozenset(r.axis for r in self.roles if r.use == use) for use in _USES}
+
+    def num_parts(self, axes: Iterable[str]) -> int:
+        """Number of parts into which axes split."""
+        return math.prod(self.sizes[a] for a in axes)
+
+    def parts_of(self, use: AxisUse) -> int:
+        """Number of parts into which the axes of a use split."""
+        return self.num_parts(self._over[use])
+
+    def share_of(self, use: AxisUse) -> float:
+        """The least share of products in which an axis of a use has it; those of experts aside."""
+        shares = [r.share + self._of_experts(r.axis) for r in self.roles if r.use == use]
+        return min(shares, default=0.0)
+
+    def _of_experts(self, axis: str) -> float:
+        return sum(r.share for r in self.roles if r.axis == axis and r.use == "expert")
+
+    def state_axes(self, i: InputRecord) -> frozenset[str]:
+        """Axes that split an argument besides those that share its matrices: those of ZeRO."""
+        dims = _dims(i)
+        split = frozenset(a for dim in dims for a in dim)
+        # An axis of experts splits matrices of experts along their dim, and other parameters as ZeRO does.
+        experts = {a for dim in dims[:-2] for a in dim if a in self._over["expert"]}
+        return split - self._over["tensor"] - experts
+
+    def copies(self, i: InputRecord) -> int:
+        """Number of devices that hold each part of an argument, but for those that share its matrices."""
+        whole = set(self.sizes) - self._over["tensor"] - set(Layout.parse(i.layout).axes)
+        return self.num_parts(whole)
+
+    def tensor_dims(self, i: InputRecord) -> frozenset[int]:
+        """Which of the last two dims of a matrix axes of tensor parallelism split, counted from the end."""
+        dims = _dims(i)
+        return frozenset(d for d in (-2, -1) if len(dims) >= 2 and self._over["tensor"].intersection(dims[d]))
 
 
 def plan_words(c: PlanContent) -> str:
@@ -44,7 +102,7 @@ def plan_words(c: PlanContent) -> str:
         said.append(branches_words(c))
     elif len(c.stages) > 1:
         said.append(f"pipeline of {len(c.stages)} stages ({c.schedule}, {c.num_microbatches} microbatches)")
-    said += _of_batch(c, axes)
+    said += _of_axes(c, axes)
     said += _of_parameters(c, axes)
     if c.num_microbatches > 1 and len(c.stages) == 1:
         said.append(f"gradients accumulated over {c.num_microbatches} microbatches")
@@ -97,84 +155,182 @@ def _devices_text(devices: Sequence[int]) -> str:
     return f"devices {devices[0]}-{devices[-1]}"
 
 
-def _axes(c: PlanContent) -> _Axes:
-    sizes = tuple(s.mesh_shape for s in c.stages)
-    data: list[set[str]] = [set() for _ in sizes]
+def _axes(c: PlanContent) -> tuple[_StageAxes, ...]:
+    """Sizes and named uses of the mesh axes of each stage; a stage without products has the uses of the others."""
+    uses = [s.axis_roles or _inferred(c, n, s) for n, s in enumerate(c.stages)]
+    common = max(uses, key=len, default=())
+    parameters = [i for i in c.inputs if i.role == "parameter"]
+    total = sum(map(_bytes, parameters))
+    stages = []
+    for stage, named in zip(c.stages, uses, strict=True):
+        roles = named or common
+        sizes = {a: n for a, n in stage.mesh_axes if n > 1}
+        split = Counter({a: 0 for a in sizes})
+        for i in parameters:
+            split.update(dict.fromkeys(Layout.parse(i.layout).axes, _bytes(i)))
+        listed = (r for r in roles if r.axis in sizes and _is_named(r, roles, split[r.axis] / max(1, total)))
+        stages.append(_StageAxes(sizes, tuple(listed)))
+    return tuple(stages)
+
+
+def _is_named(role: AxisRole, roles: Sequence[AxisRole], split_share: float) -> bool:
+    """Whether the use of an axis is part of a plan's name.
+
+    A few products that are split by a dim of a parameter that is whole are not tensor parallelism; experts are few
+    products, and examples share their axis.
+
+    Args:
+        role: the use.
+        roles: all uses of the stage.
+        split_share: part of the parameters that the axis splits between steps.
+    """
+    others = {r.use: r.share for r in roles if r.axis == role.axis and r.use != role.use}
+    if role.use == "expert":
+        return role.share >= _EXPERTS_FROM
+    if role.use == "data" and others.get("expert", 0.0) >= _EXPERTS_FROM:
+        return True
+    if role.use == "tensor" and split_share < _NAMED_FROM:
+        return role.share > max(others.values(), default=0.0)
+    return role.share >= _NAMED_FROM
+
+
+def _inferred(c: PlanContent, number: int, stage: Stage) -> tuple[AxisRole, ...]:
+    """The uses of axes as far as arguments tell them, for plans without `Stage.axis_roles`.
+
+    An axis that splits most bytes of the batch by its first dim is one of data parallelism, by another dim one of
+    context parallelism; another one that splits parameters is one of tensor parallelism.
+    """
+    batch = [i for i in c.inputs if i.role == "batch" and i.stage in (number, 0)]
+    roles = []
+    for axis, size in stage.mesh_axes:
+        dims = [_dims(i) for i in batch]
+        first = sum(_bytes(i) for i, d in zip(batch, dims, strict=True) if d and axis in d[0])
+        later = sum(_bytes(i) for i, d in zip(batch, dims, strict=True) if any(axis in dim for dim in d[1:]))
+        of_parameters = any(i.role == "parameter" and axis in Layout.parse(i.layout).axes for i in c.inputs)
+        if size > 1 and 2 * max(first, later) > sum(map(_bytes, batch)):
+            roles.append(AxisRole(axis, "data" if first >= later else "context", 1.0))
+        elif size > 1 and of_parameters:
+            roles.append(AxisRole(axis, "tensor", 1.0))
+    return tuple(roles)
+
+
+def _of_axes(c: PlanContent, stages: Sequence[_StageAxes]) -> list[str]:
+    """The parallelism inside of stages: ``4-way data parallel``."""
+    said = []
+    for use, name in _USES.items():
+        counts = sorted({n for s in stages if (n := s.parts_of(use)) > 1})
+        if not counts:
+            continue
+        text = f"{counts[0]}-way {name}" if len(counts) == 1 else f"{counts[0]}- to {counts[-1]}-way {name}"
+        share = min(s.share_of(use) for s in stages if s.parts_of(use) > 1)
+        if use == "tensor":
+            text += _matrices(c, stages)
+        said.append(text + (f" in {share:.0%} of the products" if share < _ALL_FROM and use != "expert" else ""))
+    return said
+
+
+def _matrices(c: PlanContent, stages: Sequence[_StageAxes]) -> str:
+    """The dims of matrices that are split: `` by columns and rows (Megatron)`` where some are split by one and some by
+    the other; "" where no parameter is.
+    """
+    by_dims: Counter[frozenset[int]] = Counter()
     for i in c.inputs:
-        dims = Layout.parse(i.layout).dims
-        if i.role == "batch" and dims:
-            data[i.stage].update(dims[0])
-    # A later stage takes no batch of its own, or only labels; its axes are named as those of the first.
-    common = set().union(*data)
-    return _Axes(sizes, tuple(frozenset(d or common) for d in data))
+        if i.role == "parameter" and not _is_table(i.path, i) and (split := stages[i.stage].tensor_dims(i)):
+            by_dims[split] += _bytes(i)
+    least = _NAMED_FROM * sum(by_dims.values())
+    kinds = [words for dims, words in _MATRIX_DIMS if by_dims[dims] >= least > 0]
+    return f" by {' and '.join(kinds)}" + " (Megatron)" * (kinds == ["columns", "rows"]) if kinds else ""
 
 
-def _of_batch(c: PlanContent, axes: _Axes) -> list[str]:
-    batch = [i for i in c.inputs if i.role == "batch"]
-    examples = max((math.prod(axes.sizes[i.stage][a] for a in d[0]) for i in batch if (d := _dims(i))), default=1)
-    inner = max(
-        (math.prod(axes.sizes[i.stage][a] for dim in d[1:] for a in dim) for i in batch if (d := _dims(i))), default=1
-    )
-    said = [f"{examples}-way data parallel"] if examples > 1 else []
-    return [*said, f"inputs split {inner} ways along a later dim (sequence)"] if inner > 1 else said
+def _is_table(name: str, i: InputRecord) -> bool:
+    """Whether a parameter is a table of embeddings, by its name."""
+    return "embed" in name.lower() and len(_dims(i)) == 2
 
 
 def _dims(i: InputRecord) -> tuple[tuple[str, ...], ...]:
     return Layout.parse(i.layout).dims
 
 
-def _bytes(records: Sequence[InputRecord]) -> int:
-    return sum(_elements(i) for i in records)
-
-
-def _elements(i: InputRecord) -> int:
+def _bytes(i: InputRecord) -> int:
+    """Elements of an argument, of which bytes are a multiple that is the same for most."""
     return math.prod(dtype_and_shape(i.type)[1])
 
 
-def _of_parameters(c: PlanContent, axes: _Axes) -> list[str]:
+@dataclass(frozen=True)
+class _Split:
+    """The number of parts that most of some state has.
+
+    Args:
+        num_parts: the number; 1 where most of it is whole.
+        share: part of the state that has it.
+        copies: of each part.
+    """
+
+    num_parts: int
+    share: float
+    copies: int
+
+    @staticmethod
+    def of(records: Iterable[InputRecord], stages: Sequence[_StageAxes]) -> _Split:
+        """Of arguments, by their bytes."""
+        parts: Counter[tuple[int, int]] = Counter()
+        for i in records:
+            axes = stages[i.stage]
+            parts[axes.num_parts(axes.state_axes(i)), axes.copies(i)] += _bytes(i)
+        total = sum(parts.values())
+        whole = sum(n for (count, _), n in parts.items() if count == 1)
+        if not total or 2 * whole >= total:
+            return _Split(1, 1.0, 1)
+        (num_parts, copies), most = max(parts.items(), key=lambda item: (item[0][0] > 1, item[1], item[0]))
+        return _Split(num_parts, most / total, copies)
+
+    @property
+    def as_split(self) -> tuple[int, int]:
+        """Number of parts, and copies of each."""
+        return self.num_parts, self.copies
+
+    def text(self, state: str) -> str:
+        """``parameters split 8 ways``, with copies and the share that is split so."""
+        most = f"{self.share:.0%} of " if self.share < _ALL_FROM else ""
+        copies = f" in {self.copies} copies" if self.copies > 1 else ""
+        return f"{most}{state} split {self.num_parts} ways{copies}"
+
+
+def _of_parameters(c: PlanContent, stages: Sequence[_StageAxes]) -> list[str]:
+    """The splits of parameters and optimizer state besides those of their matrices, and of tables."""
     groups = [g for g in input_groups(c.inputs) if g.first.role == "parameter"]
     parameters = [i for g in groups for i in g.members]
-    total = _bytes(parameters)
+    total = sum(map(_bytes, parameters))
     if not total:
         return []
-    said = []
-    tensor = [i for i in parameters if axes.num_shards(i, data=False) > 1]
-    if _bytes(tensor) > 0.5 * total:
-        num_shards = max(axes.num_shards(i, data=False) for i in tensor)
-        said.append(f"{num_shards}-way tensor parallel")
-    sharded = [i for i in parameters if axes.num_shards(i, data=True) > 1]
-    if _bytes(sharded) > 0.5 * total:
-        num_shards = max(axes.num_shards(i, data=True) for i in sharded)
-        said.append(f"parameters, gradients and optimizer state split {num_shards} ways (ZeRO-3)")
-    else:
-        said += _of_optimizer(c, axes)
-    named = [text for g in groups if (text := _named(g, axes, total, bool(said)))]
-    return [*said, *named[:_MOST_NAMED]]
-
-
-def _of_optimizer(c: PlanContent, axes: _Axes) -> list[str]:
-    """What is said where parameters are whole in each data-parallel group."""
     state = [i for i in c.inputs if i.role == "optimizer"]
-    split = [i for i in state if axes.num_shards(i, data=True) > 1]
-    if not split or _bytes(split) <= 0.5 * _bytes(state):
-        return []
-    sums = any(0 < s.accumulation_bytes <= s.memory.parameters // 2 for s in c.stages)
-    num_shards = max(axes.num_shards(i, data=True) for i in split)
-    return [f"optimizer state split {num_shards} ways ({'ZeRO-2' if sums else 'ZeRO-1'})"]
+    of_parameters, of_state = _Split.of(parameters, stages), _Split.of(state, stages)
+    said = []
+    if of_parameters.num_parts > 1:
+        same = not state or of_state.as_split == of_parameters.as_split
+        together = "parameters, gradients and optimizer state" if same else "parameters and gradients"
+        said.append(of_parameters.text(together) + " (ZeRO-3)")
+    if of_state.num_parts > 1 and of_state.as_split != of_parameters.as_split:
+        zero = "" if of_parameters.num_parts > 1 else f" ({_stage_of_zero(c)})"
+        said.append(of_state.text("optimizer state") + zero)
+    return [*said, *[text for g in groups if (text := _table(g, stages, total))][:_MOST_NAMED]]
 
 
-def _named(g: InputGroup, axes: _Axes, total: int, others: bool) -> str:
-    """What is said of a group of parameters that is large and lies in a way of its own; "" of others."""
-    dims = _dims(g.first)
-    split = [d for d, a in enumerate(dims) if a]
-    if _bytes(g.members) < _LEAST_SHARE * total or (not split and not others):
+def _stage_of_zero(c: PlanContent) -> str:
+    """The ZeRO stage of a plan that splits optimizer state and not parameters.
+
+    Gradients of microbatches are added up whole in stage 1 and in parts in stage 2. Without microbatches they are
+    summed into the parts at once: both stages are one plan.
+    """
+    if c.num_microbatches == 1:
+        return "ZeRO-1 and 2"
+    sums = [(s.accumulation_bytes or s.memory.gradients, s.memory.parameters) for s in c.stages]
+    return "ZeRO-2" if any(0 < 2 * accumulated <= held for accumulated, held in sums) else "ZeRO-1"
+
+
+def _table(g: InputGroup, stages: Sequence[_StageAxes], total: int) -> str:
+    """The dim by which a large table of embeddings is split over axes that share matrices; "" of other parameters."""
+    if not _is_table(g.name, g.first) or sum(map(_bytes, g.members)) < _LEAST_SHARE * total:
         return ""
-    table = "embed" in g.name.lower() and len(dims) == 2
-    experts = "expert" in g.name.lower() and len(dims) == 3
-    if table and split:
-        return f"{g.title} split by {'vocabulary' if split[0] == 0 else 'features'}"
-    if experts and 0 in split:
-        return f"{g.title} split by expert"
-    if len(dims) == 2 and len(split) == 1 and axes.num_shards(g.first, data=False) > 1:
-        return f"{g.title} split by {_DIMS[split[0]]}"
-    return ""
+    split = sorted(stages[g.first.stage].tensor_dims(g.first))
+    return f"{g.title} split by {'vocabulary' if split[0] == -2 else 'features'}" if split else ""

@@ -19,6 +19,7 @@ from autopar.plan import (
     StepForm,
 )
 from autopar.plan.text import bytes_text
+from autopar.search.axis_roles import axis_roles
 from autopar.search.clock import Clock
 from autopar.search.intra import Sharding, ShardingProblem
 from autopar.search.intra.overlap import link_class
@@ -107,6 +108,7 @@ def _stage(problem: Problem, sharding_problem: ShardingProblem, sharding: Shardi
         state_bytes=sharding.state_bytes,
         form=StepForm(microbatches=problem.options.num_microbatches or 1, slices_ahead=sharding.slices_ahead),
         thresholds=None if joined is None else CombinedBytes(int(joined.combine_bytes), int(joined.gather_bytes)),
+        axis_roles=axis_roles(problem.graph, sharding_problem.mesh.axes, sharding.operators),
     )
 
 

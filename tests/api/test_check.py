@@ -32,7 +32,7 @@ def test_a_right_step():
 def test_a_small_step_is_split_where_nothing_is_asked_for():
     report = autopar.check(sgd, params(), batch())
     assert report.ok and [p.num_microbatches for p in report.plans] == [1, 2]
-    assert "data parallel" in str(report) and "2 microbatches" in str(report)
+    assert "tensor parallel" in str(report) and "2 microbatches" in str(report)
     assert autopar.parallelize(sgd).plan(params(), batch()).content.inputs != report.plan.content.inputs
 
 

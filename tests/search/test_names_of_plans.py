@@ -1,0 +1,197 @@
+"""The sentence that names a plan: plans made by name have it, and what it splits takes as many bytes."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import msgspec
+import pytest
+
+import autopar
+from autopar.ir import Layout
+from autopar.plan.types import dtype_and_shape
+from autopar.plan.words import plan_words
+from autopar.search import Manual
+from tests.search.problems import f32, toy
+
+DATA, TENSOR = "8-way data parallel", "by columns and rows (Megatron)"
+STATE = "parameters, gradients and optimizer state split"
+
+
+def momentum(loss, parameters, *batch):
+    """A step of gradient descent with momentum, and its abstract arguments."""
+
+    def step(state, *batch):
+        weights, moments = state
+        gradients = jax.grad(loss)(weights, *batch)
+        moments = jax.tree.map(lambda m, g: 0.9 * m + g, moments, gradients)
+        return jax.tree.map(lambda w, m: w - 0.1 * m, weights, moments), moments
+
+    return step, ((parameters, parameters), *batch)
+
+
+def perceptron(*tokens):
+    """Four matrices in two layers; the batch has examples, and tokens if asked for."""
+
+    def loss(layers, x, y):
+        for up, down in layers:
+            x = x + jnp.tanh(x @ up) @ down
+        return ((x - y) ** 2).mean()
+
+    batch = f32(32, *tokens, 32)
+    return momentum(loss, [(f32(32, 128), f32(128, 32))] * 2, batch, batch)
+
+
+def experts():
+    """A matrix of all tokens and two of each of eight experts."""
+
+    def loss(weights, x, y):
+        shared, up, down = weights
+        x = jnp.tanh(x @ shared)
+        routed = jnp.einsum("bse,bsf->ebsf", jax.nn.softmax(x[..., :8]), x)
+        inner = jnp.tanh(jnp.einsum("ebsf,efg->ebsg", routed, up))
+        return ((jnp.einsum("ebsg,egf->ebsf", inner, down).sum(0) - y) ** 2).mean()
+
+    batch = f32(32, 16, 32)
+    return momentum(loss, (f32(32, 32), f32(8, 32, 128), f32(8, 128, 32)), batch, batch)
+
+
+def planned(build, options, *build_args, **of_step):
+    step, args = build(*build_args)
+    manual = Manual(**options)
+    return autopar.parallelize(step, cluster=toy(8), search=manual, donate_argnums=0, **of_step).plan(*args)
+
+
+def shards(plan, i):
+    sizes = plan.stages[i.stage].mesh_shape
+    return math.prod(sizes[a] for a in Layout.parse(i.layout).axes)
+
+
+def elements(i):
+    return math.prod(dtype_and_shape(i.type)[1])
+
+
+def stated_ways(words, use):
+    return int(found[1]) if (found := re.search(rf"(\d+)-way {use} parallel", words)) else 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"dp": 8}, DATA),
+        ({"dp": 8, "zero": 1}, f"{DATA}, optimizer state split 8 ways (ZeRO-1 and 2)"),
+        ({"dp": 8, "zero": 2}, f"{DATA}, optimizer state split 8 ways (ZeRO-1 and 2)"),
+        ({"dp": 8, "zero": 3}, f"{DATA}, {STATE} 8 ways (ZeRO-3)"),
+        ({"tp": 8}, f"8-way tensor parallel {TENSOR}"),
+        ({"tp": 2, "dp": 4}, f"4-way data parallel, 2-way tensor parallel {TENSOR}"),
+        ({"tp": 2, "dp": 4, "zero": 3},
+         f"4-way data parallel, 2-way tensor parallel {TENSOR}, {STATE} 4 ways (ZeRO-3)"),
+        ({"cp": 8}, "8-way context parallel"),
+        ({"cp": 2, "dp": 4, "zero": 3}, f"4-way data parallel, 2-way context parallel, {STATE} 8 ways (ZeRO-3)"),
+        ({"tp": 2, "cp": 2, "dp": 2}, f"2-way data parallel, 2-way context parallel, 2-way tensor parallel {TENSOR}"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_plan_made_by_name_has_that_name_and_splits_what_it_says(options, words):
+    plan = planned(perceptron, options, 16)
+    said = plan_words(plan.content)
+    assert said == words
+    zero = int(found[1]) if (found := re.search(r"split (\d+) ways", said)) else 1
+    matrices = stated_ways(said, "tensor")
+    for i in plan.content.inputs:
+        if i.role == "batch":
+            assert shards(plan, i) == stated_ways(said, "data") * stated_ways(said, "context")
+        elif i.role == "parameter":
+            assert shards(plan, i) == matrices * (zero if "ZeRO-3" in said else 1)
+        else:
+            assert shards(plan, i) == matrices * zero
+    state = sum(elements(i) * 4 // shards(plan, i) for i in plan.content.inputs if i.role != "batch")
+    whole = sum(elements(i) * 4 for i in plan.content.inputs if i.role != "batch")
+    assert plan.stages[0].state_bytes == state
+    if "ZeRO-3" in said or options == {"tp": 8}:
+        assert state == whole // (matrices * zero)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"pp": 2, "dp": 4}, "4-way data parallel"),
+        ({"pp": 2, "tp": 4}, f"4-way tensor parallel {TENSOR}"),
+        ({"pp": 2, "dp": 2, "tp": 2, "zero": 3},
+         f"2-way data parallel, 2-way tensor parallel {TENSOR}, {STATE} 2 ways (ZeRO-3)"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_pipelines_made_by_name(options, words):
+    plan = planned(perceptron, options, 16, num_microbatches=4)
+    assert plan_words(plan.content) == f"pipeline of 2 stages (1f1b, 4 microbatches), {words}"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"dp": 8, "ep": 8}, f"{DATA}, 8-way expert parallel"),
+        ({"dp": 8, "ep": 4}, f"{DATA}, 4-way expert parallel"),
+        ({"dp": 8, "ep": 4, "zero": 3}, f"{DATA}, 4-way expert parallel, {STATE} 2 ways (ZeRO-3)"),
+        ({"dp": 4, "ep": 4, "tp": 2},
+         f"4-way data parallel, 4-way expert parallel, 2-way tensor parallel {TENSOR}"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_experts_made_by_name(options, words):
+    assert plan_words(planned(experts, options).content) == words
+
+
+def test_gradients_of_microbatches_tell_zero_1_from_2():
+    """ZeRO-2 only where the accumulated gradients take no more than half of the whole parameters."""
+    plan = planned(perceptron, {"dp": 8, "zero": 2}, num_microbatches=2)
+    (stage,) = plan.stages
+    in_parts = 2 * stage.memory.gradients <= stage.memory.parameters
+    assert f"split 8 ways ({'ZeRO-2' if in_parts else 'ZeRO-1'})" in plan_words(plan.content)
+
+
+def test_labels_split_by_examples_do_not_make_an_axis_one_of_data_parallelism():
+    content = planned(perceptron, {"tp": 8}, 16).content
+    inputs = tuple(
+        msgspec.structs.replace(i, layout="[x,.,.]") if i.role == "batch" else i for i in content.inputs
+    )  # fmt: skip
+    said = plan_words(msgspec.structs.replace(content, inputs=inputs))
+    assert said == f"8-way tensor parallel {TENSOR}"
+
+
+def test_layers_split_in_groups_have_copies():
+    """As a model of 70B on 64 x 8: layers split 8 ways in 8 copies here, and a table over all devices."""
+    content = planned(perceptron, {"dp": 8, "zero": 3}, 16).content
+    stage = msgspec.structs.replace(
+        content.stages[0],
+        mesh_axes=(("x", 8), ("y", 8)),
+        axis_roles=tuple(msgspec.structs.replace(content.stages[0].axis_roles[0], axis=a) for a in "xy"),
+    )
+    table = msgspec.structs.replace(
+        next(i for i in content.inputs if i.role == "parameter"), path="embedding", type="f32[64,32]", layout="[x+y,.]"
+    )
+    changed = msgspec.structs.replace(content, stages=(stage,), inputs=(*content.inputs, table))
+    said = plan_words(changed)
+    assert f"{STATE} 8 ways in 8 copies (ZeRO-3)" in said and "64 ways" not in said
+
+
+def test_images_split_by_space():
+    def loss(weights, x, y):
+        for w in weights:
+            x = jnp.tanh(jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")))
+        return ((x - y) ** 2).mean()
+
+    step, args = momentum(loss, [f32(3, 3, 8, 8)] * 2, f32(1, 64, 64, 8), f32(1, 64, 64, 8))
+    plan = autopar.parallelize(
+        step, cluster=toy(4), mesh_shape=(4,), num_stages=1, num_microbatches=1, donate_argnums=0
+    ).plan(*args)
+    assert plan_words(plan.content).startswith("4-way spatial parallel")
+
+
+def test_plans_without_roles_are_named_by_their_arguments():
+    content = planned(perceptron, {"tp": 2, "dp": 4, "zero": 3}, 16).content
+    stages = tuple(msgspec.structs.replace(s, axis_roles=()) for s in content.stages)
+    assert plan_words(msgspec.structs.replace(content, stages=stages)) == plan_words(content)

@@ -7,10 +7,16 @@ solution and bound are HiGHS's own, through ``solverModel``, which both versions
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import math
+import os
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from threading import Lock
+from typing import Any, Final
 
 import numpy as np
 
@@ -20,6 +26,12 @@ from autopar.solver.problem import Array
 # Both versions are typed differently; as Any, this file checks under either.
 pulp: Any = importlib.import_module("pulp")
 
+highspy: Any = importlib.import_module("highspy")
+
+#: Beginnings of the lines that HiGHS 1.16 prints when a process makes its first solver, whatever its options say.
+_BANNER: Final = (b"Running HiGHS", b"Includes third-party software components")
+_STDOUT: Final = 1
+_ONE_AT_A_TIME: Final = Lock()
 _THREADS = 2  # fixed: HiGHS has one pool of threads a process and its search depends on their number
 
 
@@ -65,6 +77,8 @@ def run_highs(
         open_cost: scaled cost between a solution and the bound at which to stop.
         restarts: whether it may start again with what its root has fixed.
     """
+    with _ONE_AT_A_TIME:
+        _make_first_solver()
     problem = _model(program)
     options: dict[str, Any] = {
         "random_seed": seed,
@@ -82,6 +96,38 @@ def run_highs(
     solver.start = start
     problem.solve(solver)
     return _answer(problem.solverModel)
+
+
+@cache
+def _make_first_solver() -> None:
+    """Makes the first solver of the process, whose banner is kept from the user's standard output."""
+    with _without_banner():
+        highspy.Highs()
+
+
+@contextlib.contextmanager
+def _without_banner() -> Iterator[None]:
+    """Takes the banner out of what is written to file descriptor 1 meanwhile; what other threads write follows it.
+
+    Options of HiGHS come too late, and ``sys.stdout`` is not what it writes to. Without a file descriptor 1 nothing is
+    printed, and nothing done.
+    """
+    try:
+        stdout = os.dup(_STDOUT)
+    except OSError:
+        yield
+        return
+    with tempfile.TemporaryFile() as written:
+        os.dup2(written.fileno(), _STDOUT)
+        try:
+            yield
+        finally:
+            os.dup2(stdout, _STDOUT)
+            os.close(stdout)
+            written.seek(0)
+            kept = b"".join(line for line in written.read().splitlines(True) if not line.startswith(_BANNER))
+            while kept:
+                kept = kept[os.write(_STDOUT, kept) :]
 
 
 def _model(program: IntegerProgram) -> Any:

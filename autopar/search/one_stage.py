@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from autopar.errors import InfeasiblePlanError
 from autopar.plan import Plan, StepForm
+from autopar.plan.types import dtype_and_shape
 from autopar.recompute import LEVELS, Level
 from autopar.search.outcome import Bounded
 from autopar.search.trail import Region
@@ -56,6 +57,7 @@ def one_stage(
     remat: str,
     *,
     offload: bool,
+    demanded: bool = False,
     layered_updates: Sequence[bool] = (False,),
     host_update: bool = False,
     shortage: Shortage = Shortage(),
@@ -75,6 +77,8 @@ def one_stage(
         counts: numbers of microbatches, rising.
         remat: "auto", or what is recomputed.
         offload: whether something may lie in host memory.
+        demanded: whether as much of the state as can must lie there; a plan that holds less there is no choice then,
+            however fast.
         layered_updates: where something may lie there, whether layers are updated one at a time, in order of trial.
         host_update: where something may lie there, whether hosts may update it: tried last.
         shortage: asked if memory binds, without ``offload``.
@@ -97,6 +101,9 @@ def one_stage(
         if host_update:
             configurations += [StepForm(count, level, host_update=True) for level in levels for count in counts]
         plans = trials.run(configurations, seconds=_seconds, ends=_nothing_on_host, cutoff_s=cutoff_s)
+        if demanded:
+            most = max(map(_on_hosts, plans), default=0)
+            plans = [p for p in plans if _on_hosts(p) == most]
         plan = min(plans, key=_seconds, default=None)
     elif looks is not None:
         configurations = [StepForm(count, level) for count in counts for level in levels]
@@ -306,6 +313,11 @@ def _fastest_look_first(looks: Trials[StepForm, Plan], configurations: Sequence[
         if any(map(_is_free_of_the_limit, plans)):
             break
     return sorted(seconds, key=lambda c: seconds[c])
+
+
+def _on_hosts(plan: Plan) -> int:
+    """Numbers of the step's inputs that lie in host memory."""
+    return sum(math.prod(dtype_and_shape(i.type)[1]) for i in plan.content.inputs if i.memory == "host")
 
 
 def _nothing_on_host(plan: Plan) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -10,7 +11,7 @@ import msgspec
 
 from autopar.cost import total_flops
 from autopar.errors import ConstraintError, InfeasiblePlanError, MicrobatchError, ScheduleError
-from autopar.ir import Graph, Operator
+from autopar.ir import Graph, Literal, Operator
 from autopar.ir.phases import phase_of
 from autopar.plan import Considered, Plan
 from autopar.schedule import get
@@ -164,6 +165,13 @@ def nothing_planned(problem: Problem, trials: Trials[PipelineTrial, Plan]) -> Bo
             remedy=f"the gradient of the whole batch with num_microbatches={parts}, not the loop; or num_stages=1",
             source=loop.source or None,
         )
+    times = _times_of_passes(problem.graph)
+    if times > 1:
+        raise InfeasiblePlanError(
+            f"no way to cut {problem.graph.name} into stages fits {problem.cluster.name}: its layers run {times} times",
+            cause="a loop of your own over parts of the batch that adds up gradients, or layers that share parameters",
+            remedy=f"the gradient of the whole batch with num_microbatches={times}, not the loop; or num_stages=1",
+        )
     raise InfeasiblePlanError(
         f"no way to cut {problem.graph.name} into stages fits {problem.cluster.name}",
         cause="too few layers, devices or bytes for the number of stages",
@@ -181,3 +189,14 @@ def _loop_of_passes(graph: Graph) -> Operator | None:
         if {"forward", "backward"} <= phases:
             return op
     return None
+
+
+def _times_of_passes(graph: Graph) -> int:
+    """Forward passes of a step over the same parameters: equal operators that read one. 1 where none do."""
+    parameters = {i.name for i in graph.inputs if i.role == "parameter"}
+    readers: Counter[tuple[object, ...]] = Counter()
+    for op in graph.operators:
+        read = tuple(o for o in op.operands if not isinstance(o, Literal) and o in parameters)
+        if read and phase_of(op) == "forward":
+            readers[(read, op.primitive, repr(op.attrs), graph.operand_types(op))] += 1
+    return min(readers.values(), default=1)

@@ -106,6 +106,7 @@ class OneStagePlanner:
                     possible,
                     o.remat,
                     offload=o.offload != "none",
+                    demanded=o.offload == "layers",
                     layered_updates=layered,
                     host_update=there,
                     shortage=shortage,
@@ -133,6 +134,8 @@ class OneStagePlanner:
         """What plans one stage in a configuration; see `Trials`."""
 
         freedom = Freedom.of(problem)
+        # A form may leave on devices what is to lie on hosts: then the choice among the forms is offered, not each.
+        watcher = None if problem.options.offload == "layers" else problem.anytime
 
         def attempt(form: StepForm, cutoff_s: float, explain: bool) -> Plan | Bounded:
             problem.spend()
@@ -152,12 +155,13 @@ class OneStagePlanner:
                 content = plan.content.in_form(structs.replace(formed.form, host_update=there), notes)
                 return replace(plan, content=content)
 
-            looks = problem.anytime and Converted(problem.anytime, lambda p: bounded(in_form(p), problem, freedom))
+            looks = watcher and Converted(watcher, lambda p: bounded(in_form(p), problem, freedom))
             answer = self._shard(replace(stage, anytime=looks))
             if isinstance(answer, Bounded):
                 return answer
             plan = in_form(answer)
-            problem.offer(bounded(plan, problem, freedom))
+            if watcher is not None:
+                watcher.offer(bounded(plan, problem, freedom))
             return plan
 
         return attempt

@@ -187,6 +187,19 @@ def test_a_loop_that_adds_up_gradients_in_stages_names_itself_and_a_remedy_that_
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+def test_such_a_loop_in_python_is_named_too():
+    def chunks(p, x):
+        total = jax.tree.map(jnp.zeros_like, p)
+        for part in x.reshape(4, -1, 16):
+            total = jax.tree.map(jnp.add, total, jax.grad(perceptron)(p, part))
+        return jax.tree.map(lambda w, g: w - 0.1 * g / 4, p, total)
+
+    p, x = [jnp.eye(16)] * 4, jnp.linspace(-1, 1, 512).reshape(32, 16)
+    with pytest.raises(autopar.InfeasiblePlanError, match="run 4 times") as caught:
+        parallelize(chunks, num_stages=2).plan(p, x)
+    assert "num_microbatches=4" in caught.value.remedy
+
+
 @pytest.mark.parametrize("remat", ["full", "auto"])
 def test_a_limit_that_fixed_recomputation_does_not_keep_names_the_free_one(remat):
     with pytest.raises(autopar.InfeasiblePlanError) as caught:

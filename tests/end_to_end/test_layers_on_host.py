@@ -121,6 +121,27 @@ def test_a_global_norm_is_added_up_layer_by_layer():
     assert clipped.stages[0].host_bytes == free.stages[0].host_bytes
 
 
+@pytest.mark.parametrize("norm", [None, 0.5])
+def test_a_faster_form_that_keeps_stacks_on_devices_is_no_answer(norm):
+    """Recomputation and microbatches that are free: forms that hold stacks whole are faster, as nothing is moved."""
+    free = {"num_stages": 1, "donate_argnums": 0, "offload": "layers"}
+    plans = {}
+    for layers in (12, 48):
+        step, args = build(layers, norm=norm)
+        plans[layers] = parallelize(step, cluster=one_device(1e6, launch_s=0.0), **free).plan(*args)
+    assert plans[12].peak_memory == plans[48].peak_memory
+    assert len(on_host(plans[12])) == 6
+
+
+def test_stacks_that_recomputation_keeps_on_devices_are_in_a_note():
+    step, args = build(12)
+    options = {**OPTIONS, "remat": "full", "offload": "layers"}
+    plan = parallelize(step, cluster=one_device(25e9), **options).plan(*args)
+    kept = 2 * 12 * 16 * 64 * 4
+    assert on_host(plan) == {path for path in on_host(plan) if not path.startswith("state[0]")}
+    assert any(n.startswith(f"{kept / 1e3:.1f} kB of stacks of layers stay on the devices") for n in plan.content.notes)
+
+
 def test_gradients_that_an_update_reads_whole_are_said_to_stay():
     cluster, layers = one_device(25e9), 12
     step, args = build(layers)

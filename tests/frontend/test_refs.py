@@ -204,11 +204,34 @@ def test_arguments_are_written_back(x64):
     assert int(ours["n"][...]) == 2 and ours["w"].sharding == plain["w"].sharding
 
 
+CLOSED_OVER = {
+    "read": lambda r, x: x * r[...],
+    "written": lambda r, x: (written(r, x[0]), x)[1],
+    "for": lambda r, x: lax.fori_loop(0, 3, lambda i, c: c + r[...], x),
+    "scan": lambda r, x: lax.scan(lambda c, v: (written(r, r[...] + v), (c, v))[1], 0, x),
+    "while": lambda r, x: lax.while_loop(lambda c: c.sum() < 9, lambda c: (written(r, c[0]), c + 1)[1], x),
+    "branch": lambda r, x: lax.cond(x.sum() > 0, lambda x: (written(r, x[0]), x)[1], lambda x: x, x),
+    "jit": lambda r, x: jax.jit(lambda v: (written(r, v[0]), v)[1])(x) * r[...],
+    "gradient": lambda r, x: jax.grad(lambda v: (written(r, lax.stop_gradient(v[0])), v.sum())[1])(x),
+    "remat": lambda r, x: jax.grad(lambda v: jax.checkpoint(lambda v: jnp.sin(v * r[...]))(v).sum())(x),
+    "vmap": lambda r, x: jax.vmap(lambda v: v * r[...])(x),
+}
+
+
+@pytest.mark.parametrize("name", CLOSED_OVER)
+def test_a_reference_of_outside_is_an_error_with_the_line(name):
+    """Wherever it is closed over; jit takes each of them."""
+    outside, x = jax.new_ref(jnp.ones(SIZE)), jnp.ones((SIZE, SIZE))
+    jax.jit(lambda x: CLOSED_OVER[name](outside, x))(x)
+    before = np.asarray(outside[...])
+    with pytest.raises(TraceError, match=r"closes over a mutable reference[\s\S]*test_refs.py") as caught:
+        autopar.parallelize(lambda x: CLOSED_OVER[name](outside, x), num_microbatches=2)(x)
+    assert caught.value.remedy == "pass the reference as an argument"
+    np.testing.assert_array_equal(outside[...], before)
+
+
 def test_what_is_not_followed_is_an_error():
-    outside = jax.new_ref(jnp.ones(SIZE))
     x = jnp.ones((SIZE, SIZE))
-    with pytest.raises(TraceError, match=r"closes over a mutable reference[\s\S]*test_refs.py"):
-        autopar.parallelize(lambda x: lax.fori_loop(0, 3, lambda i, c: c + outside[...], x))(x)
     with pytest.raises(TraceError, match=r"custom_jvp_call[\s\S]*test_refs.py"):
         autopar.parallelize(lambda x: _tangent(x) + 1)(x)
     with pytest.raises(TraceError, match="returns a mutable reference"):

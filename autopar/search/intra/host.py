@@ -82,10 +82,11 @@ def offloading(problem: Problem) -> Offloading:
     if problem.options.offload == "layers" and problem.subproblem.separate_programs:
         nested = nested_stacks(problem.graph)
         update = _cut(problem, nested)
-        notes = () if nested else ("offload='layers' finds no stack in this stage that loops over layers alone take",)
-        return Offloading(update.inputs, update=update, nested=nested, notes=notes)
-    forced = problem.options.offload == "layers"
-    return Offloading(movable(problem.graph), stacks(problem.graph), forced, notes=kept_whole(problem.graph) * forced)
+        note = "offload='layers' finds no stack in this stage that loops over layers alone take"
+        return Offloading(update.inputs, update=update, nested=nested, notes=() if nested else (note,))
+    forced, graph = problem.options.offload == "layers", problem.graph
+    notes = (*kept_whole(graph), *kept_by_recomputation(graph))
+    return Offloading(movable(graph), stacks(graph), forced, notes=notes * forced)
 
 
 def kept_whole(graph: Graph) -> tuple[str, ...]:
@@ -99,6 +100,26 @@ def kept_whole(graph: Graph) -> tuple[str, ...]:
     place = next(op.source or op.id for op in readers if whole.intersection(op.reads))
     bytes = sum(gradients[name].nbytes for name in whole)
     return (f"{bytes_text(bytes)} of gradients of stacks stay on the devices: the update reads them whole ({place})",)
+
+
+def kept_by_recomputation(graph: Graph) -> tuple[str, ...]:
+    """That stacks of the state stay on the devices, since a pass that is computed again waits for whole stacks.
+
+    The barrier before such a pass keeps the compiler from taking the first pass for it.
+    """
+    barriers = [op for op in graph.operators if op.primitive == "optimization_barrier"]
+    inputs = {i.name: i.type for i in graph.inputs if i.role in _STATE}
+    through = {v.name: o for op in barriers for o, v in zip(op.operands, op.results, strict=True) if o in inputs}
+    loops = [Scan.of(op) for op in graph.operators if op.primitive == "scan"]
+    operands = [op.operands for op in graph.operators if op.primitive == "scan"]
+    sliced = {
+        through.get(str(o), o) for loop, some in zip(loops, operands, strict=True) for o in some[loop.num_whole :]
+    }
+    kept = {o for o in through.values() if o in sliced}
+    if not kept:
+        return ()
+    text = f"{bytes_text(sum(inputs[name].nbytes for name in kept))} of stacks of layers stay on the devices"
+    return (f"{text}: recomputation reads them whole; remat='none', or jax.checkpoint of a layer, takes slices",)
 
 
 def _cut(problem: Problem, nested: frozenset[str]) -> HostUpdate:

@@ -51,6 +51,14 @@ def takes_one_stage(options: ParallelOptions, cluster: Cluster) -> bool:
     return many(options) is not None and (on_cpus or not cluster.has_slower_network)
 
 
+def takes_one_program(options: ParallelOptions, plan: Plan) -> bool:
+    """Whether a pipeline is one XLA program: asked for by name, or chosen by the plan of several processes."""
+    if options.pipeline != "auto" or many(options) is None:
+        return options.pipeline == "one_program"
+    executions = None if plan.content.pipeline is None else plan.content.pipeline.executions
+    return executions is not None and executions.taken == "one_program"
+
+
 def agree(processes: World, traced: Traced, options: ParallelOptions, donated: Sequence[int]) -> Clock:
     """Returns the seconds that it took, as "agree", when all processes are about to compile the same function.
 

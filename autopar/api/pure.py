@@ -25,7 +25,7 @@ from autopar.api.effects import check_callbacks, check_effects
 from autopar.api.for_workers import check_for_workers, stages_asked
 from autopar.api.input_tree import input_tree
 from autopar.api.last_batch import LastBatch
-from autopar.api.many_hosts import agree, many, same_arguments, share, takes_one_stage
+from autopar.api.many_hosts import agree, many, same_arguments, share, takes_one_program, takes_one_stage
 from autopar.api.options import ParallelOptions
 from autopar.api.progress import shown
 from autopar.api.replanned import verified_plan, with_prices
@@ -331,9 +331,18 @@ class PureFunction:
 
         def built(planned: Planned[Traced]) -> LoadedProgram:
             if planned.plan.num_stages > 1:
-                as_one = self.options.pipeline == "one_program"
-                donated = self.donated(planned.traced)
-                return build_stages(planned.traced, planned.plan, donated, clock, self._say, as_one=as_one)
+                stages = partial(
+                    build_stages, planned.traced, planned.plan, self.donated(planned.traced), clock, self._say
+                )
+                if not takes_one_program(self.options, planned.plan):
+                    return stages()
+                try:
+                    return stages(as_one=True)
+                except OneProgramError:
+                    if self.options.pipeline == "one_program":
+                        raise
+                    self._say("the stages cannot be one program; workers carry out their lists")
+                    return stages()
             with clock.phase("lower"):
                 program = lower(planned.traced, planned.plan, world_devices())
             self._say("compiling")

@@ -11,6 +11,8 @@ from autopar.plan.record import Record
 WorkKind = OneOf["before", "forward", "meeting", "backward", "weight", "update"]
 Lifetime = OneOf["step", "microbatch", "accumulator"]
 Reduce = OneOf["sum", "max", "min", "concatenate"]
+#: How several processes carry a pipeline out.
+Execution = OneOf["lists", "one_program"]
 
 
 class PipelineWork(Record, frozen=True):
@@ -74,6 +76,38 @@ class PipelineTransfer(Record, frozen=True):
     seconds: float
 
 
+class ExecutionPrice(Record, frozen=True):
+    """Predicted price of a step by one way of carrying a pipeline out.
+
+    Args:
+        step_s: seconds, with those of starting programs.
+        memory_bytes: on the fullest device.
+    """
+
+    step_s: float
+    memory_bytes: int
+
+
+class ExecutionPrices(Record, frozen=True):
+    """Prices of both ways in which several processes carry a pipeline out, and the one that "auto" takes.
+
+    Args:
+        lists: every process runs the instruction lists of its workers.
+        one_program: one XLA program on all devices.
+        rounds: of that program.
+        permutes: that join all workers in it.
+        taken: the one that "auto" takes.
+        reason: decides it.
+    """
+
+    lists: ExecutionPrice
+    one_program: ExecutionPrice
+    rounds: int
+    permutes: int
+    taken: Execution = "lists"
+    reason: str = ""
+
+
 class Pipeline(Record, frozen=True):
     """What the simulator needs of a plan with several stages.
 
@@ -85,6 +119,7 @@ class Pipeline(Record, frozen=True):
         members: by stage the ids of its operators of the forward pass where stages are a graph; empty where they are
             runs, which the plan's ``cuts`` tell.
         slice_lengths: tokens of each slice of a microbatch; empty where it is whole.
+        executions: prices of both ways of carrying it out in several processes; None where there is one way.
     """
 
     table: str
@@ -93,3 +128,4 @@ class Pipeline(Record, frozen=True):
     transfers: tuple[PipelineTransfer, ...] = ()
     members: tuple[tuple[str, ...], ...] = ()
     slice_lengths: tuple[int, ...] = ()
+    executions: ExecutionPrices | None = None

@@ -21,7 +21,7 @@ from autopar.plan.content import PlanContent
 from autopar.plan.details import NO_DETAILS, Details
 from autopar.plan.logical import axis_rules
 from autopar.plan.pipeline import Pipeline
-from autopar.plan.text import counted, explain_text, gap_of, html_summary, plan_text
+from autopar.plan.text import counted, executions_text, explain_text, gap_of, html_summary, plan_text
 from autopar.plan.throughput import Throughput, throughput
 from autopar.plan.trail import TrailRow
 from autopar.plan.types import Communication, Considered, Stage
@@ -234,7 +234,8 @@ class Plan:
         Args:
             what: id of an operator or path of an argument (a part of one is enough, and ``state/layers/*/w`` is one
                 too); None for the most expensive choices. "stages", "microbatches", "schedule", "mesh" or "remat"
-                tells the best of each alternative and what closed it.
+                tells the best of each alternative and what closed it; "pipeline" the prices of both ways in which
+                several processes carry it out, where the plan has them.
 
         A runner-up's cost is with everything else as it is. Where the plan comes from a search in this process, has
         one stage, and ``what`` is one choice, the step is planned once more without that choice as well: what it
@@ -243,6 +244,8 @@ class Plan:
         Raises:
             PlanMismatchError: nothing is called so; the message lists near names.
         """
+        if what == "pipeline" and self.content.pipeline is not None and self.content.pipeline.executions is not None:
+            return executions_text(self.content.pipeline.executions)
         if what in TOPICS:
             return topic_text(self.content, self.details.trail, what)
         return explain_text(self.content, what, self.details, None if self.again is None else self.again.without)

@@ -12,6 +12,7 @@ from autopar.plan.content import PlanContent
 from autopar.plan.details import NO_DETAILS, Details
 from autopar.plan.groups import input_groups
 from autopar.plan.paths import matches
+from autopar.plan.pipeline import ExecutionPrice, ExecutionPrices
 from autopar.plan.throughput import throughput, throughput_text
 from autopar.plan.types import Choice, Considered, InputRecord, Stage
 from autopar.plan.words import plan_words
@@ -126,6 +127,8 @@ def summary_rows(c: PlanContent, phases: Sequence[tuple[str, float]]) -> list[tu
     ]
     if c.num_microbatches > 1 or len(c.stages) > 1:
         rows.insert(4, ("pipeline", pipeline_text(c)))
+    if c.pipeline is not None and c.pipeline.executions is not None:
+        rows.insert(5, ("in processes", executions_text(c.pipeline.executions)))
     if any(s.form.recomputes for s in c.stages):
         levels = ", ".join(f"stage {i}: {recomputed_text(s)}" for i, s in enumerate(c.stages))
         rows.insert(-2, ("recomputed", f"{levels} (what is not held for the backward pass)"))
@@ -147,6 +150,21 @@ def summary_rows(c: PlanContent, phases: Sequence[tuple[str, float]]) -> list[tu
     if phases:
         rows.append(("planned in", ", ".join(f"{name} {seconds_text(s)}" for name, s in phases)))
     return rows
+
+
+def executions_text(executions: ExecutionPrices) -> str:
+    """Both ways in which several processes carry a pipeline out, with their prices, the one that is taken first."""
+    rounds = f"{counted(executions.rounds, 'round')} and {counted(executions.permutes, 'permute')} of all workers"
+    texts = {
+        "lists": f"lists of each process {_price_text(executions.lists)}",
+        "one_program": f"one program of {rounds} {_price_text(executions.one_program)}",
+    }
+    taken = texts.pop(executions.taken)
+    return f"{taken}; {', '.join(texts.values())} ({executions.reason})"
+
+
+def _price_text(price: ExecutionPrice) -> str:
+    return f"{seconds_text(price.step_s)} a step, {bytes_text(price.memory_bytes)} a device"
 
 
 def fetched_text(stage: Stage) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -124,6 +124,24 @@ def worker_memory(program: Program, temporaries: Mapping[Work, int]) -> tuple[Wo
         live_bytes, peak = arrays[at].during_bytes, everything[at].during_bytes
         of_workers.append(WorkerMemory(worker, program.table.stages_of_worker(worker), live_bytes, peak - live_bytes))
     return tuple(of_workers)
+
+
+def held_bytes(program: Program, worker: int, parts: Sequence[Sequence[Instruction]]) -> list[tuple[int, ...]]:
+    """Bytes a device of each buffer that a worker holds when each of its parts ends.
+
+    Args:
+        program: a program that `verify` accepts.
+        worker: its number.
+        parts: its list in parts.
+    """
+    live_bytes = {b: program.dataflow.by_name[b.value].bytes for b in starting_buffers(program)[worker]}
+    offloaded: dict[Buffer, int] = {}
+    held = []
+    for turn in parts:
+        for i in turn:
+            _apply(program, i, live_bytes, offloaded)
+        held.append(tuple(live_bytes.values()))
+    return held
 
 
 def _worker_usage(

@@ -36,6 +36,7 @@ from autopar.search.enumeration.whole_steps import (
     ranked_on_whole_nodes,
     stages_that_may_be_faster,
 )
+from autopar.search.executions import with_executions
 from autopar.search.first_pipeline import first_pipeline
 from autopar.search.notes import left_out
 from autopar.search.outcome import Bounded, LeftOut
@@ -333,7 +334,7 @@ def _searched(plan: Plan, problem: Problem, step: StepSource, meter: Meter, trai
     if others := [n for n in range(1, devices + 1) if n not in known]:
         trail.close(Region.of_stages("pipeline", others), LeftOut(rule))
     details = msgspec.structs.replace(plan.details, work=units(meter), trail=trail.table())
-    return replace(plan, details=details)
+    return with_executions(replace(plan, details=details), problem)
 
 
 def _region(form: Form, problem: Problem) -> Region:

@@ -279,6 +279,9 @@ class SchedulePolicy:
             predictions err by.
         start_s: seconds that a runtime needs to start one more program (`benchmarks pipelines`: 0.1 to 0.4 ms an
             instruction on CPU).
+        branch_s: seconds of a worker's branch in a round of one program (10 us a round with small slots on CPU devices;
+            not measured on accelerators).
+        most_branches: branches (rounds x workers) up to which one program is priced: it is compiled with all of them.
         most_activation_growth: times the activations of one schedule that another may hold: ZB-H2 holds twice those
             of 1F1B, none holds more.
         bubble_left: share of the bubble of 1F1B that weight gradients cannot fill (Qi et al., 2023: a third where a
@@ -293,6 +296,8 @@ class SchedulePolicy:
     long_idle_share: float = 0.1
     least_gain: float = 0.005
     start_s: float = 2e-4
+    branch_s: float = 1e-5
+    most_branches: int = 2**12
     most_activation_growth: float = 2.0
     bubble_left: float = 1 / 3
     ranked_chunks: tuple[int, ...] = (2, 4)

@@ -27,7 +27,7 @@ def join(o: dict[str, Any]) -> None:
     jax.config.update("jax_enable_x64", True)
     if o.get("initialize"):
         autopar.initialize(f"127.0.0.1:{o['port']}", o["processes"], o["process"])
-    elif o["processes"] > 1:
+    elif o["processes"] > 1 or o.get("gloo"):  # one process can have the collectives of several
         at = f"127.0.0.1:{o['port']}"
         jax.distributed.initialize(
             at, o["processes"], o["process"], coordinator_bind_address=at, cluster_detection_method="deactivate",
@@ -42,11 +42,15 @@ SIZES: dict[str, dict[str, Any]] = {
     "llama": {"layers": 2, "hidden": 32, "ffn": 64, "vocab": 64, "seq": 16},
     "moe": {"layers": 2, "hidden": 32, "ffn": 64, "vocab": 64, "seq": 16},
     "wide_resnet": {},
+    "encoder_decoder": {},
 }
+#: Modules of models that are no examples.
+MODELS = {"encoder_decoder": "tests.runtime_hosts.encoder_decoder"}
 
 
 def example(name: str, more: dict[str, Any]) -> tuple[Any, Any]:
-    step, args = import_module(f"examples.{name}").build("tiny", **{"dtype": "float64", **SIZES[name], **more})
+    module = import_module(MODELS.get(name, f"examples.{name}"))
+    step, args = module.build("tiny", **{"dtype": "float64", **SIZES[name], **more})
     return step, args
 
 
@@ -78,6 +82,11 @@ def train(o: dict[str, Any]) -> Any:
         for _ in range(STEPS):
             plain, want = jitted(plain, *args[1:])
     return [trained(step, args, (plain, want), case) for case in o["cases"]]
+
+
+def trained_models(o: dict[str, Any]) -> Any:
+    """`train` of several examples in the same processes, one behind the other."""
+    return [train({**o, **one}) for one in o["models"]]
 
 
 def trained(step: Any, args: Any, want: Any, case: dict[str, Any]) -> dict[str, Any]:
@@ -345,6 +354,11 @@ def without_flush(o: dict[str, Any]) -> Any:
     drained = parallel.drain(state)
     again, _ = parallel(drained, args[1])
     return [*found, digest(drained), digest(again.state)]
+
+
+def drawn_lists(o: dict[str, Any]) -> Any:
+    """Drawn lists; see `tests.runtime_hosts.drawn_lists`."""
+    return import_module("tests.runtime_hosts.drawn_lists").carried_out(o)
 
 
 def lose_in_step(o: dict[str, Any]) -> Any:

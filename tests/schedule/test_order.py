@@ -20,8 +20,13 @@ CASES = 200
 NAMES = [name for name in schedules() if name not in ("table", "ampnet", "2bw", "pipedream", "pipedream-vertical")]
 
 
-def drawn(seed: int) -> tuple[str, list[tuple[Instruction, ...]], list[set[Buffer]], list[frozenset[int]], int] | None:
-    """Lists of a schedule by chance, what lies where when they begin, and workers dealt to processes; None: no such."""
+def drawn(
+    seed: int, count: int | None = None
+) -> tuple[str, list[tuple[Instruction, ...]], list[set[Buffer]], list[frozenset[int]], int] | None:
+    """Lists of a schedule by chance, what lies where when they begin, and workers dealt to processes; None: no such.
+
+    ``count`` is the number of processes; else it is drawn too.
+    """
     draw = random.Random(seed)
     name, workers, microbatches = draw.choice(NAMES), draw.choice([2, 3, 4, 6, 8]), draw.choice([2, 4, 6, 8, 12])
     schedule = get(name)
@@ -33,7 +38,7 @@ def drawn(seed: int) -> tuple[str, list[tuple[Instruction, ...]], list[set[Buffe
     program = build(table, flow)
     lists = [w.instructions for w in program.workers]
     # A process has several workers, or a worker several processes; the order of devices may be any.
-    count = draw.choice([2, 3, 4])
+    count = count or draw.choice([2, 3, 4])
     processes = [frozenset(draw.sample(range(count), draw.choice([1, 1, 1, 2]))) for _ in lists]
     return name, lists, [set(b) for b in starting_buffers(program)], processes, count
 

@@ -17,6 +17,7 @@ from autopar.ir.types import item_bytes
 from autopar.lower.pipeline.grid import Axes, Grid
 from autopar.lower.pipeline.stage_program import StageProgram
 from autopar.schedule import Accumulate, Apply, Buffer, Free, Instruction, Program, Recv, Run, Send, Work
+from autopar.schedule.rounds import permutes_of, rounds_of
 
 #: What a worker keeps: a buffer; one row of a concatenated one (its microbatch, else -1); a message by its tag.
 Key = tuple[Buffer, int, int]
@@ -218,59 +219,43 @@ class RoundMaker:
             lists[c.target].append(Recv(c.into, c.source, _FIRST_COPY + len(copies) + n))
         coming: list[list[RoundMessage]] = [[] for _ in lists]
         rounds: list[Round] = []
-        while any(lists):
+        for parts in rounds_of([tuple(line) for line in lists]):
             worker_rounds: list[WorkerRound] = []
             sent: list[tuple[int, int, tuple[Key, int]]] = []
-            for worker, line in enumerate(lists):
-                worker_round, messages = self._turn(worker, line, coming[worker])
+            for worker, turn in enumerate(parts):
+                worker_round, messages = self._turn(worker, turn, coming[worker])
                 worker_rounds.append(worker_round)
                 sent += [(worker, to, key) for to, key in messages]
-            if not any(t.instructions for t in worker_rounds):
-                blocked = {w: str(line[0]) for w, line in enumerate(lists) if line}
-                raise ScheduleError(f"the instruction lists wait for each other: {blocked}")
             coming = self._exchanged(rounds, worker_rounds, sent)
         return Rounds(tuple(self._slots), tuple(rounds), first, tuple(dict(t) for t in self._taken), self._sharded)
 
     def _turn(
-        self, worker: int, line: deque[Instruction], arrivals: Sequence[RoundMessage]
+        self, worker: int, turn: tuple[Instruction, ...], arrivals: Sequence[RoundMessage]
     ) -> tuple[WorkerRound, list[tuple[int, tuple[Key, int]]]]:
         taken = self._taken[worker]
         before = dict(taken)
         live = {k: self._sharded[worker, k] for k in taken}
         live |= {m.key: self._sharded[worker, m.key] for m in arrivals}
         here = {m.key[2]: m.key for m in arrivals} | {k[2]: k for k in taken if k[2] >= 0}
-        done: list[Instruction] = []
         sends: list[tuple[int, tuple[Key, int]]] = []
-        ran = False
-        while line:
-            i = line[0]
+        for i in turn:
             if isinstance(i, Run | Apply):
-                if ran or sends:
-                    break
-                ran = True
                 self._run(live, i)
             elif isinstance(i, Accumulate):
-                if sends:
-                    break
                 self._accumulate(live, i)
             elif isinstance(i, Free):
-                if sends:
-                    break
                 _forget(live, i.values)
             elif isinstance(i, Recv):
-                if i.tag not in here:
-                    break
                 live[whole_key(i.value)] = live.pop(here.pop(i.tag))
             elif isinstance(i, Send):
                 sends.append((i.to, (whole_key(i.value), i.tag)))
             else:
                 raise ScheduleError(f"{type(i).__name__} is not carried out by one program on all devices")
-            done.append(line.popleft())
         for key in [k for k in taken if k not in live]:
             del taken[key]
         self._sharded.update({(worker, k): v for k, v in live.items()})
         self._place(worker, {k: v for k, v in live.items() if k not in taken})
-        return WorkerRound(tuple(arrivals), tuple(done), (), before, dict(taken)), sends
+        return WorkerRound(tuple(arrivals), turn, (), before, dict(taken)), sends
 
     def _run(self, live: dict[Key, ShardedType], i: Run | Apply) -> None:
         program = self._programs.get(i.work)
@@ -320,16 +305,7 @@ class RoundMaker:
 
         Each waits for the one before, so that their order is the same on all processes.
         """
-        groups: list[list[tuple[int, int, tuple[Key, int]]]] = []
-        for source, to, what in sent:
-            dtype = self._sharded[source, what[0]].dtype
-            for group in groups:
-                same_dtype = self._sharded[group[0][0], group[0][2][0]].dtype == dtype
-                if same_dtype and not any(s == source or t == to for s, t, _ in group):
-                    group.append((source, to, what))
-                    break
-            else:
-                groups.append([(source, to, what)])
+        groups = permutes_of([(s, t, self._sharded[s, what[0]].dtype, what) for s, t, what in sent])
         coming: list[list[RoundMessage]] = [[] for _ in worker_rounds]
         for number, group in enumerate(groups or [[]]):
             if number:

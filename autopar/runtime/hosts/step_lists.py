@@ -7,14 +7,16 @@ everything in one order, and makes the programs that move values.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from typing import Any
 
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from autopar.lower.pipeline.ports import Port
 from autopar.lower.pipeline.stage_program import StageProgram
-from autopar.runtime.transport.permutes import ArrayMove, Exchange, MovePrograms
+from autopar.runtime.interpreter import Worker
+from autopar.runtime.transport.permutes import ArrayMove, Exchange, MovePrograms, wait_on_cpus
 from autopar.schedule import (
     NONE,
     Accumulate,
@@ -93,6 +95,33 @@ class StepLists:
         """Whether values are sent by a program on devices of both workers."""
         first = self.lists[launch.worker][launch.at[0]]
         return isinstance(first, Send) and self.exchanges[first.tag].program is not None
+
+    def carry_out(
+        self, process: int, workers: Mapping[int, Worker], over_processes: Set[int], everything: Mesh
+    ) -> None:
+        """A process's part of the lists, in its order.
+
+        Args:
+            process: number of this one.
+            workers: those of which this process has devices, by number.
+            over_processes: workers with devices of several processes.
+            everything: devices of all processes.
+        """
+        outputs: list[Any] = []
+        for launch in (self.order.launches[n] for n in self.order.starts[process]):
+            together = launch.worker in over_processes or self.is_program(launch)
+            if together:
+                wait_on_cpus(outputs, everything)
+                outputs = []
+            for number, positions in ((launch.worker, launch.at), (launch.target, launch.target_at)):
+                if number is not None and number in workers:
+                    for at in positions:
+                        outputs += workers[number].do(self.lists[number][at])
+            if together:
+                wait_on_cpus(outputs, everything)
+        for each in workers.values():
+            each.finish()
+        wait_on_cpus(outputs, everything)
 
 
 def input_buffer(name: str, microbatch: int = NONE) -> Buffer:

@@ -35,7 +35,7 @@ from autopar.runtime.leaves import check_data, check_donated, fits, give_up
 from autopar.runtime.local_pipeline import LoadedTexts, PipelineShardings
 from autopar.runtime.pipeline import Loaded, clocked
 from autopar.runtime.stacked import StackedLeaf
-from autopar.runtime.transport.permutes import ArrayMove, PermuteLinks, wait_on_cpus
+from autopar.runtime.transport.permutes import ArrayMove, PermuteLinks
 from autopar.schedule import Buffer, Task, Work
 from autopar.schedule.memory import WorkerMemory
 
@@ -205,21 +205,7 @@ class WorldLists:
             buffers = {b: array for (w, b), array in start.items() if w == worker}
             workers[worker] = Worker(self._programs[worker], self.placements[worker], links.link(worker), buffers)
         start.clear()  # what a worker frees is gone
-        outputs: list[Any] = []
-        for launch in (step.order.launches[n] for n in step.order.starts[self.process]):
-            together = launch.worker in self._over_processes or step.is_program(launch)
-            if together:
-                wait_on_cpus(outputs, self.announcement.mesh)
-                outputs = []
-            for number, positions in ((launch.worker, launch.at), (launch.target, launch.target_at)):
-                if number is not None and number in workers:
-                    for at in positions:
-                        outputs += workers[number].do(step.lists[number][at])
-            if together:
-                wait_on_cpus(outputs, self.announcement.mesh)
-        for each in workers.values():
-            each.finish()
-        wait_on_cpus(outputs, self.announcement.mesh)
+        step.carry_out(self.process, workers, self._over_processes, self.announcement.mesh)
         return workers
 
     @cached_property

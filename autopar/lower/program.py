@@ -171,7 +171,7 @@ def lower_on(traced: Traced, plan: Plan, mesh: Mesh | AbstractMesh, platform: st
         mesh: its logical mesh, from `device_mesh` or `abstract_mesh`.
         platform: jax's name of the kind of devices: "cpu", "tpu", "cuda".
     """
-    errors = CallbackErrors()
+    errors = CallbackErrors(by_buffers=platform == "cpu")
     decisions, hosted = replace(sharded(plan, platform), errors=errors), hosted_of(plan.content)
     graph = traced.graph
     if plan.unproven:

@@ -138,6 +138,45 @@ def test_an_exception_of_a_callback_is_raised_after_the_step(kind):
     np.testing.assert_array_equal(f(x), x)
 
 
+@pytest.mark.parametrize("kind", ["pure", "io", "debug"])
+def test_arguments_of_a_callback_are_there_when_it_begins(kind):
+    """With as many devices as cores nothing would copy them: all devices wait for the one that called."""
+    there = []
+
+    def reads(v):
+        there.append(isinstance(v, jax.Array) and v.is_ready() and float(np.asarray(v).sum()))
+        return np.asarray(v) + 1
+
+    def step(x):
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        if kind == "debug":
+            jax.debug.callback(reads, x)
+            return x + 1
+        return jax.pure_callback(reads, shape, x) if kind == "pure" else io_callback(reads, shape, x)
+
+    f, x = parallelize(step, search=Manual(dp=8)), jnp.ones((512, 256))
+    for n in range(3):
+        np.testing.assert_array_equal(f(x + n), x + n + 1)
+    jax.effects_barrier()
+    assert there == [(1 + n) * x.size for n in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("returned", "text"),
+    [
+        (np.ones(3, np.float32), r"output shape for return value #0: Expected: \(8, 2\), Actual: \(3,\)"),
+        (np.ones((8, 2), np.int32), "output dtype for return value #0: Expected: float32, Actual: int32"),
+        ((np.ones((8, 2), np.float32),) * 2, "Mismatched number of outputs"),
+    ],
+)
+def test_results_that_a_callback_did_not_announce_are_what_jit_says(returned, text):
+    def step(x):
+        return jax.pure_callback(lambda v: returned, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match=text):
+        parallelize(step, search=Manual(dp=8))(X).block_until_ready()
+
+
 @pytest.mark.parametrize("dtype", [jnp.int2, jnp.uint2, jnp.int4])
 def test_small_integers_of_a_callback(dtype):
     x = jnp.ones((2, 3, 4), dtype)

@@ -17,14 +17,15 @@ from autopar.lower.localize.base import LocalContext, Localizer, as_bytes, axis_
 
 def call_once(primitive: Primitive, params: Mapping[str, Any], operands: list[Any], context: LocalContext) -> list[Any]:
     """Results of a call that the first device makes; operands and results are whole."""
-    params = params if context.errors is None else context.errors.guarded(params)
-    axes = tuple(context.sizes)
-    if not axes:
-        return bind(primitive, params, operands)
-    arrays = [jnp.asarray(x) for x in operands]
+    axes, arrays = tuple(context.sizes), [jnp.asarray(x) for x in operands]
 
     def call(*given: Any) -> list[Any]:
-        return bind(primitive, params, list(given))
+        if context.errors is None:
+            return bind(primitive, params, list(given))
+        return context.errors.call(primitive, params, given)
+
+    if not axes:
+        return call(*arrays)
 
     def skip(*given: Any) -> list[Any]:
         return [jnp.zeros(t.shape, numpy_dtype(t.dtype)) for t in context.result_types]

@@ -36,7 +36,7 @@ from autopar.api.unproven import carried_out, verify_unproven
 from autopar.api.user_mesh import outside
 from autopar.cluster import Cluster
 from autopar.cost import CostModel
-from autopar.errors import InfeasiblePlanError, MicrobatchError, ScheduleError, TraceError
+from autopar.errors import AutoparError, InfeasiblePlanError, MicrobatchError, ScheduleError, TraceError
 from autopar.frontend import CallSignature, SignatureOptions, Traced, flatten_call, trace
 from autopar.frontend.signature import NUMBERS, positional_names, resolve
 from autopar.frontend.trace import PLAIN_ERRORS, needs_values
@@ -308,8 +308,18 @@ class PureFunction:
         )
 
     @shown
-    def compile(self, signature: CallSignature) -> Compiled:
-        """The program for a signature of `resolve`."""
+    def compile(self, signature: CallSignature, compiler_options: Mapping[str, Any] | None = None) -> Compiled:
+        """The program for a signature of `resolve`.
+
+        Args:
+            signature: of the call.
+            compiler_options: of XLA, besides those of the plan. A program that has some is not that of later calls.
+
+        Raises:
+            AutoparError: options where several programs are compiled, or another process does it.
+        """
+        if compiler_options:
+            return self._compile_with(signature, compiler_options)
         if signature in self.compiled:
             return self.compiled[signature]
         cluster = self.options.cluster
@@ -365,6 +375,25 @@ class PureFunction:
             return self._compile_one_stage(signature)
         kept = replace(plan, content=final.plan.content)
         return self._keep(signature, final.traced, kept, clock, local)
+
+    def _compile_with(self, signature: CallSignature, compiler_options: Mapping[str, Any]) -> Compiled:
+        """The program of one stage of this process with options of XLA; see `compile`."""
+        cluster = self.options.cluster
+        if not isinstance(cluster, RayCluster):
+            check_devices(self.options.plan, cluster, len(world_devices()))
+        traced, plan = self.plan(signature)
+        if isinstance(cluster, RayCluster) or many(self.options) is not None or plan.num_stages > 1:
+            raise AutoparError(
+                "compiler_options are for the program of one stage in one process",
+                cause="the plan has several programs, or other processes compile them",
+                remedy="num_stages=1, or XLA_FLAGS in the environment of all processes",
+            )
+        check_effects(traced.graph)
+        with carried_out(plan):
+            program = lower(traced, plan, world_devices())
+            program = replace(program, compiler_options={**program.compiler_options, **compiler_options})
+            local = load_local(traced, program, self.donated(traced))
+        return Compiled(plan, traced, local, self.fn, self.signature_options)
 
     def _compile_one_stage(self, signature: CallSignature) -> Compiled:
         """The program of the best plan of one stage, where nobody asked for more and several cannot be one program."""

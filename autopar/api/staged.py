@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +13,11 @@ from autopar.api.call_info import CallInfo
 from autopar.api.compiled import Compiled
 from autopar.api.pure import PureFunction
 from autopar.api.user_mesh import as_traced
-from autopar.errors import AutoparError
+from autopar.errors import AutoparError, ClusterError
 from autopar.frontend import CallSignature, Traced
 from autopar.ir import Graph
 from autopar.lower.pipeline.build import lower_pipeline
-from autopar.lower.program import lower
+from autopar.lower.program import device_mesh, lower, lower_on
 from autopar.lower.split_layers import split_layers
 from autopar.plan import Plan
 from autopar.runtime.local_pipeline import stage_mesh
@@ -66,10 +67,16 @@ class TracedCall(CallInfo):
         with as_traced(self.signature):
             return self.pure.plan(self.signature)[1]
 
-    def lower(self) -> LoweredCall:
-        """Plans the function. Errors are those of `ParallelFunction.plan`."""
+    def lower(self, *, lowering_platforms: Sequence[str] | None = None) -> LoweredCall:
+        """Plans the function. Errors are those of `ParallelFunction.plan`.
+
+        Args:
+            lowering_platforms: jax's names of the platforms that programs are lowered for, as "tpu"; None for that of
+                the devices. Programs for other platforms can be read here, not run.
+        """
         self.plan()
-        return LoweredCall(self.pure, self.signature)
+        platforms = None if lowering_platforms is None else tuple(lowering_platforms)
+        return LoweredCall(self.pure, self.signature, platforms)
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,10 +86,12 @@ class LoweredCall(CallInfo):
     Args:
         pure: plans and compiles.
         signature: of the call.
+        platforms: that programs are lowered for; None for that of the devices.
     """
 
     pure: PureFunction
     signature: CallSignature
+    platforms: tuple[str, ...] | None = None
 
     @property
     def plan(self) -> Plan:
@@ -104,7 +113,7 @@ class LoweredCall(CallInfo):
             ClusterError: this process has not as many devices as the plan wants.
         """
         with as_traced(self.signature):
-            programs = _lowered(self.pure, self.signature)
+            programs = self._lowered()
             texts = {title: program.as_text(dialect, debug_info=debug_info) for title, program in programs.items()}
         return "\n".join(f"// {title}\n{text}" if title else text for title, text in texts.items())
 
@@ -115,22 +124,40 @@ class LoweredCall(CallInfo):
             dialect: "stablehlo" (None too) or "hlo".
         """
         with as_traced(self.signature):
-            programs = {t: program.compiler_ir(dialect) for t, program in _lowered(self.pure, self.signature).items()}
+            programs = {t: program.compiler_ir(dialect) for t, program in self._lowered().items()}
         return programs.get("", programs)
 
     def cost_analysis(self) -> Any:
         """jax's cost statistics before compiling; of several stages a dict by program. Errors as `as_text`'s."""
         with as_traced(self.signature):
-            costs = {title: program.cost_analysis() for title, program in _lowered(self.pure, self.signature).items()}
+            costs = {title: program.cost_analysis() for title, program in self._lowered().items()}
         return costs.get("", costs)
 
-    def compile(self) -> Compiled:
-        """Compiles the programs."""
+    def compile(self, compiler_options: Mapping[str, Any] | None = None) -> Compiled:
+        """Compiles the programs.
+
+        Args:
+            compiler_options: of XLA, as `jax.stages.Lowered.compile` takes them, besides those of the plan.
+
+        Raises:
+            AutoparError: options for several programs, or for those of other processes.
+            ClusterError: the programs were lowered for another platform than that of the devices.
+        """
+        here = jax.devices()[0].platform
+        if self.platforms is not None and here not in self.platforms:
+            raise ClusterError(
+                f"a program that was lowered for {' and '.join(self.platforms)} cannot run on {here}",
+                cause="lowering_platforms named other platforms than that of this process's devices",
+                remedy="autopar.verify(..., target=) compiles for other hardware",
+            )
         with as_traced(self.signature):
-            return self.pure.compile(self.signature)
+            return self.pure.compile(self.signature, compiler_options)
+
+    def _lowered(self) -> dict[str, Any]:
+        return _lowered(self.pure, self.signature, self.platforms)
 
 
-def _lowered(pure: PureFunction, signature: CallSignature) -> dict[str, Any]:
+def _lowered(pure: PureFunction, signature: CallSignature, platforms: tuple[str, ...] | None) -> dict[str, Any]:
     """jax's lowered programs by title, which is "" where there is only one."""
     traced, plan = pure.planned[signature]
     if isinstance(pure.options.cluster, RayCluster):
@@ -140,8 +167,16 @@ def _lowered(pure: PureFunction, signature: CallSignature) -> dict[str, Any]:
         )
     devices = jax.devices()
     if plan.num_stages == 1:
-        program = lower(traced, plan, devices)
-        return {"": program.function.lower(*program.shapes(traced))}
+        if platforms is None:
+            program = lower(traced, plan, devices)
+            return {"": program.function.lower(*program.shapes(traced))}
+        program = lower_on(traced, plan, device_mesh(plan, devices), platforms[0])
+        return {"": program.function.trace(*program.shapes(traced)).lower(lowering_platforms=platforms)}
+    if platforms is not None:
+        raise AutoparError(
+            "programs of several stages are lowered for the devices that run them",
+            remedy="lower(...) without lowering_platforms, or num_stages=1",
+        )
     lowered = lower_pipeline(
         split_layers(traced, plan.content.stack_groups).step, plan, frozenset(), devices[0].platform
     )

@@ -51,7 +51,7 @@ class LoweredProgram:
     input_shardings: tuple[NamedSharding, ...]
     output_shardings: tuple[NamedSharding, ...]
     donated: tuple[int, ...]
-    compiler_options: Mapping[str, str]
+    compiler_options: Mapping[str, Any]
     host_bytes: int = 0
     errors: CallbackErrors = field(default_factory=CallbackErrors)
 

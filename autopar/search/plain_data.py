@@ -7,6 +7,7 @@ import hashlib
 import json
 import platform
 import sys
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from numbers import Integral
 from pathlib import Path
@@ -98,13 +99,25 @@ def environment_hash() -> str | None:
     64 hexadecimal digits; None where the code is not in files, so that a change of it would not be seen.
     """
     root = Path(__file__).resolve().parents[1]
-    digest = hashlib.sha256()
     paths = sorted(root.rglob("*.py")) if Path(__file__).is_file() else []
     if not paths:
         return None
-    for path in paths:
-        text = path.read_bytes()
-        digest.update(f"{path.relative_to(root).as_posix()} {len(text)}\n".encode() + text)
+    found = tuple((p.relative_to(root).as_posix(), s.st_mtime_ns, s.st_size) for p in paths for s in (p.stat(),))
+    return _hash_of_files(root, found)
+
+
+@lru_cache(maxsize=1)
+def _hash_of_files(root: Path, found: tuple[tuple[str, int, int], ...]) -> str:
+    """The environment's hash with the code of a folder, which is read once a process unless a file changes.
+
+    Args:
+        root: the folder.
+        found: path in it, time of the last change in ns, and bytes of each file.
+    """
+    digest = hashlib.sha256()
+    for path, _, _ in found:
+        text = (root / path).read_bytes()
+        digest.update(f"{path} {len(text)}\n".encode() + text)
     versions = [(name, _version(name)) for name in PACKAGES]
     digest.update(json.dumps([versions, list(sys.version_info[:3]), platform.machine()]).encode())
     return digest.hexdigest()

@@ -107,3 +107,31 @@ def test_a_cleared_cache_traces_again():
     assert step.plans() == []
     assert compiled(x).sum() == step(x).sum() == 16
     assert len(calls) == 2
+
+
+def test_options_of_the_compiler():
+    """As in jax.stages: an option that XLA does not know is jit's error; those that it knows make a program apart."""
+    step = autopar.parallelize(sgd, cluster=CLUSTER)
+    lowered, plain = step.lower(params(), batch()), jax.jit(sgd).lower(params(), batch())
+    compiled = lowered.compile(compiler_options={"xla_backend_optimization_level": 0})
+    assert_trees_same(compiled(params(), batch()), sgd(params(), batch()))
+    assert lowered.compile() is not compiled
+    assert lowered.compile() is lowered.compile() is step.compile(params(), batch())
+    for one in (lowered, plain):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="no_such_option"):
+            one.compile(compiler_options={"xla_no_such_option": 1})
+    staged = autopar.parallelize(sgd, cluster=CLUSTER, num_stages=2, num_microbatches=2).lower(params(), batch())
+    with pytest.raises(autopar.AutoparError, match="one stage"):
+        staged.compile({"xla_backend_optimization_level": 0})
+
+
+def test_programs_for_other_platforms_can_be_read():
+    traced = autopar.parallelize(lambda x: jax.random.normal(jax.random.key(0), x.shape) * x, cluster=CLUSTER).trace(
+        np.ones((8, 8), np.float32)
+    )
+    lowered = traced.lower(lowering_platforms=("tpu",))
+    assert "stablehlo" in lowered.as_text() and "HloModule" in lowered.as_text("hlo")
+    assert traced.lower(lowering_platforms=("cpu",)).compile()(np.ones((8, 8), np.float32)).shape == (8, 8)
+    assert traced.lower(lowering_platforms=("cpu", "cuda")).as_text().count("module @") == 1
+    with pytest.raises(autopar.ClusterError, match="lowered for tpu"):
+        lowered.compile()

@@ -333,6 +333,14 @@ def test_a_changed_file_of_the_package_changes_the_surroundings(
     assert None not in found and len(set(found)) == len(found)
 
 
+def test_the_package_is_read_once_by_all_decorated_functions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    first, read = PlanCache(tmp_path / "a").environment_hash, []
+    read_bytes = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path) or read_bytes(path))
+    assert PlanCache(tmp_path / "b").environment_hash == first
+    assert read == []
+
+
 def test_schedules_are_told_by_their_options(problem: Problem) -> None:
     def key(schedule: object) -> str | None:
         return key_of(replace(problem, options=replace(problem.options, schedule=schedule)), alpa, "")

@@ -308,18 +308,8 @@ class PureFunction:
         )
 
     @shown
-    def compile(self, signature: CallSignature, compiler_options: Mapping[str, Any] | None = None) -> Compiled:
-        """The program for a signature of `resolve`.
-
-        Args:
-            signature: of the call.
-            compiler_options: of XLA, besides those of the plan. A program that has some is not that of later calls.
-
-        Raises:
-            AutoparError: options where several programs are compiled, or another process does it.
-        """
-        if compiler_options:
-            return self._compile_with(signature, compiler_options)
+    def compile(self, signature: CallSignature) -> Compiled:
+        """The program for a signature of `resolve`."""
         if signature in self.compiled:
             return self.compiled[signature]
         cluster = self.options.cluster
@@ -376,8 +366,17 @@ class PureFunction:
         kept = replace(plan, content=final.plan.content)
         return self._keep(signature, final.traced, kept, clock, local)
 
-    def _compile_with(self, signature: CallSignature, compiler_options: Mapping[str, Any]) -> Compiled:
-        """The program of one stage of this process with options of XLA; see `compile`."""
+    @shown
+    def compile_with(self, signature: CallSignature, compiler_options: Mapping[str, Any]) -> Compiled:
+        """The program for a signature of `resolve` with options of XLA; it is not the one of later calls.
+
+        Args:
+            signature: of the call.
+            compiler_options: besides those of the plan.
+
+        Raises:
+            AutoparError: several programs are compiled, or another process does it.
+        """
         cluster = self.options.cluster
         if not isinstance(cluster, RayCluster):
             check_devices(self.options.plan, cluster, len(world_devices()))

@@ -151,7 +151,9 @@ class LoweredCall(CallInfo):
                 remedy="autopar.verify(..., target=) compiles for other hardware",
             )
         with as_traced(self.signature):
-            return self.pure.compile(self.signature, compiler_options)
+            if compiler_options:
+                return self.pure.compile_with(self.signature, compiler_options)
+            return self.pure.compile(self.signature)
 
     def _lowered(self) -> dict[str, Any]:
         return _lowered(self.pure, self.signature, self.platforms)

@@ -18,7 +18,8 @@ from autopar.api.parallel_function import ParallelFunction
 from autopar.api.parallelize import parallelize
 from autopar.errors import AutoparError
 from autopar.plan import Plan
-from autopar.plan.text import bytes_text, seconds_text, table
+from autopar.plan.columns import table
+from autopar.plan.text import bytes_text, seconds_text
 from autopar.runtime.hosts.arrays import copied
 from autopar.runtime.loaded import LoadedProgram
 from autopar.schedule import Work

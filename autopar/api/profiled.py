@@ -21,8 +21,9 @@ from autopar.cost.collectives import KINDS
 from autopar.errors import AutoparError
 from autopar.lower.hlo import operations
 from autopar.plan import Plan
+from autopar.plan.columns import table
 from autopar.plan.details import TimelineSlice
-from autopar.plan.text import seconds_text, table
+from autopar.plan.text import seconds_text
 from autopar.simulate.chrome import stage_trace
 
 

@@ -145,4 +145,4 @@ def _mesh_text(considered: Considered) -> str:
     if considered.step_time is None:
         return considered.note
     memory = "" if considered.peak_memory is None else f", {bytes_text(considered.peak_memory)} a device"
-    return f"{seconds_text(considered.step_time)} before what hides{memory}, {considered.note}"
+    return f"estimate {seconds_text(considered.step_time)}{memory}, {considered.note}"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import difflib
 import html
+import re
 from collections.abc import Callable, Sequence
 
 from autopar.errors import PlanMismatchError
 from autopar.plan.again import ALTERNATIVE
+from autopar.plan.columns import bullets, columns, labelled, table, wrapped
 from autopar.plan.content import PlanContent
 from autopar.plan.details import NO_DETAILS, Details
 from autopar.plan.groups import input_groups
@@ -24,6 +26,15 @@ PROVEN, USELESS = 1e-6, 0.6
 AGAINST = "against alternatives"
 ALTERNATIVE_HEADER = ("plan", "step time", "times this plan's", "peak memory", "note")
 
+#: Columns and note of the table of options that the search compared.
+CONSIDERED_HEADER = ("option", "estimate", "estimated memory", "note")
+CONSIDERED_NOTE = "Estimates add up operators and messages, before the search prices what overlaps."
+
+#: Parts of the busy time of a stage, in the order in which they are shown.
+TIME_PARTS = ("computing", "exposed communication", "host transfers")
+
+_LABELLED = re.compile(r" +[a-z -]+: +")
+_LABEL_WIDTH, _MOST_COLLECTIVES = 13, 20
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 _MEMORY_HEADER = (
@@ -49,13 +60,27 @@ def seconds_text(seconds: float | None) -> str:
     return "0 s" if seconds == 0 else f"{seconds / 1e-9:.3g} ns"
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Aligned columns; the last one is not padded."""
-    lines = [header, *rows]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
-    text = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
-    text.insert(1, "  ".join("-" * w for w in widths))
-    return "\n".join("  " + line for line in text)
+def time_parts(stage: Stage) -> tuple[float, float, float]:
+    """Seconds of the busy time of a stage by `TIME_PARTS`; waits for the host to start kernels are exposed too."""
+    computing = min(stage.compute_time, stage.step_time)
+    host = min(stage.host_time, stage.step_time - computing)
+    return computing, stage.step_time - computing - host, host
+
+
+def communication_totals(c: PlanContent) -> tuple[str, str]:
+    """Seconds of all collectives of a step, hidden or not, and of those that are exposed, each of the fullest stage."""
+    total, exposed = 0.0, 0.0
+    for stage in c.stages:
+        total = max(total, sum(r.seconds for r in stage.collectives if r.kind != "send"))
+        exposed = max(exposed, time_parts(stage)[1])
+    return seconds_text(total), seconds_text(exposed)
+
+
+def communication_note(c: PlanContent) -> str:
+    """``1.7 s in total, 245 ms exposed``: what computation hides is in the total alone."""
+    total, exposed = communication_totals(c)
+    stages = " on the stage with most" if len(c.stages) > 1 else ""
+    return f"{total} in total{stages}, {exposed} exposed"
 
 
 def gap_of(bound: float | None, seconds: float) -> float | None:
@@ -194,10 +219,16 @@ def _operators(c: PlanContent) -> int:
     return len(c.operators) or sum(len(s.operators) for s in c.stages)
 
 
-def plan_text(c: PlanContent, phases: Sequence[tuple[str, float]]) -> str:
-    """The plan as a table that a person can read."""
-    head = "\n".join(f"{label + ':':<13}{text}" for label, text in summary_rows(c, phases))
-    parts = [head]
+def plan_text(c: PlanContent, phases: Sequence[tuple[str, float]], width: int | None = None) -> str:
+    """The plan as a table that a person can read.
+
+    Args:
+        c: the plan.
+        phases: (phase, seconds) of planning.
+        width: most characters of a line; None for those of the terminal, `USUAL_COLUMNS` where there is none.
+    """
+    width = columns() if width is None else width
+    parts = [labelled(summary_rows(c, phases), _LABEL_WIDTH, width)]
     rows = [
         (
             str(i),
@@ -212,36 +243,39 @@ def plan_text(c: PlanContent, phases: Sequence[tuple[str, float]]) -> str:
         )
         for i, m in ((i, s.memory) for i, s in enumerate(c.stages))
     ]
-    parts.append("memory a device at the fullest moment\n" + table(_MEMORY_HEADER, rows))
-    parts.append("inputs\n" + table(("argument", "role", "sharding"), _input_rows(c)))
-    communication = [r for s in c.stages for r in s.collectives]
-    if communication:
-        rows4 = [
-            (r.kind, bytes_text(r.bytes), r.axis, f"{r.count:g}", seconds_text(r.seconds)) for r in communication[:20]
-        ]
-        more = len(communication) - len(rows4)
-        parts.append(
-            "communication a step"
-            + (f" (the largest 20; {more} more)" if more > 0 else "")
-            + "\n"
-            + table(("kind", "bytes", "axis", "count", "seconds"), rows4)
-        )
-    else:
-        parts.append("communication a step: none")
+    parts.append("memory a device at the fullest moment\n" + table(_MEMORY_HEADER, rows, width))
+    parts.append("inputs\n" + table(("argument", "role", "sharding"), _input_rows(c), width))
+    parts.append(_communication_text(c, width))
     considered = [
         (o.name, seconds_text(o.step_time), "-" if o.peak_memory is None else bytes_text(o.peak_memory), o.note)
         for o in c.search.considered
         if not o.note.startswith(ALTERNATIVE)
     ]
     if alternatives := alternative_rows(c):
-        parts.append(f"{AGAINST}\n" + table(ALTERNATIVE_HEADER, alternatives))
+        parts.append(f"{AGAINST}\n" + table(ALTERNATIVE_HEADER, alternatives, width))
     if considered:
-        parts.append("considered\n" + table(("option", "step time", "peak memory", "note"), considered))
+        note = "\n".join("  " + line for line in wrapped(CONSIDERED_NOTE, width - 2))
+        parts.append("considered\n" + table(CONSIDERED_HEADER, considered, width) + f"\n{note}")
     if c.rewrites:
-        parts.append("rewrites\n" + "\n".join(f"  - {n}" for n in c.rewrites))
+        parts.append("rewrites\n" + bullets(c.rewrites, width))
     if c.notes:
-        parts.append("notes\n" + "\n".join(f"  - {n}" for n in c.notes))
+        parts.append("notes\n" + bullets(c.notes, width))
     return "\n\n".join(parts)
+
+
+def _communication_text(c: PlanContent, width: int) -> str:
+    """The collectives of a step, those of each stage that take longest first."""
+    records = [r for s in c.stages for r in s.collectives]
+    if not records:
+        return "communication a step: none"
+    rows = [
+        (r.kind, bytes_text(r.bytes), r.axis, f"{r.count:g}", seconds_text(r.seconds))
+        for r in records[:_MOST_COLLECTIVES]
+    ]
+    more = len(records) - len(rows)
+    cut = f"; the first {len(rows)}, plan.communication has {more} more" if more > 0 else ""
+    title = "\n".join(wrapped(f"communication a step: {communication_note(c)}{cut}", width))
+    return title + "\n" + table(("kind", "bytes", "axis", "count", "seconds"), rows, width)
 
 
 def alternative_rows(c: PlanContent) -> list[tuple[str, ...]]:
@@ -260,7 +294,7 @@ def _input_rows(c: PlanContent, limit: int = 40) -> list[tuple[str, str, str]]:
     rows = [(g.title, g.first.role, placed_text(g.first)) for g in input_groups(c.inputs)]
     if len(rows) <= limit:
         return rows
-    return [*rows[:limit], (f"... {len(rows) - limit} more", "", "")]
+    return [*rows[:limit], (f"... {len(rows) - limit} more: plan.input_shardings has all", "", "")]
 
 
 def placed_text(record: InputRecord) -> str:
@@ -287,6 +321,21 @@ def explain_text(
     without: Callable[[str], Considered | None] | None = None,
 ) -> str:
     """See `Plan.explain`."""
+    return "\n".join(line for text in _explained(c, what, details, without).splitlines() for line in _hanging(text))
+
+
+def _hanging(line: str) -> list[str]:
+    """A line of ``  label:      text`` in lines of the terminal's width, later ones below the text."""
+    label = _LABELLED.match(line)
+    indent = len(label[0]) if label else len(line) - len(line.lstrip())
+    first, *rest = wrapped(line[indent:], columns() - indent)
+    return [line[:indent] + first, *(" " * indent + text for text in rest)]
+
+
+def _explained(
+    c: PlanContent, what: str | None, details: Details, without: Callable[[str], Considered | None] | None
+) -> str:
+    """See `Plan.explain`; lines of any length."""
     if what is None:
         choices = sorted(c.choices, key=lambda k: (-k.cost, k.name))[:10]
         fixed = [n for n in c.notes if n.startswith(("constraint", "sharding_constraint"))]
@@ -306,7 +355,11 @@ def explain_text(
     shown = matching[:10]
     if without is not None and len(matching) == 1:
         return _choice_text(matching[0], details) + _without_text(c, without(matching[0].name))
-    tail = f"\n\n... {len(matching) - 10} more match" if len(matching) > 10 else ""
+    tail = (
+        f"\n\n... {len(matching) - 10} more match; a longer part of the name tells of fewer"
+        if len(matching) > 10
+        else ""
+    )
     return "\n\n".join(_choice_text(k, details) for k in shown) + tail
 
 
@@ -337,7 +390,8 @@ def _choice_text(k: Choice, details: Details) -> str:
         lines.append("  runner-up:  none; nothing else is possible here")
     if k.members:
         shown = ", ".join(k.members[:6])
-        lines.append(f"  follows it: {shown}" + (f" and {len(k.members) - 6} more" if len(k.members) > 6 else ""))
+        more = f" and {len(k.members) - 6} more, which plan.content.choices has" if len(k.members) > 6 else ""
+        lines.append(f"  follows it: {shown}{more}")
     return "\n".join(lines)
 
 

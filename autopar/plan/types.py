@@ -40,6 +40,15 @@ class Memory(Record, frozen=True):
 
     Of a stage of a pipeline the other kinds are those while one microbatch runs; ``in_flight`` is what other
     microbatches in flight hold, and other stages on the same worker. The largest total is `Plan.peak_memory`.
+
+    Args:
+        parameters: parameters, as they lie between steps.
+        optimizer: optimizer state.
+        gradients: results of the backward pass that the update reads.
+        activations: results of the forward pass that the backward pass reads, saved inputs of layers among them.
+        temporaries: other results and copies in other layouts, as gathered parameters.
+        batch: batch arguments.
+        in_flight: activations of other microbatches in flight, and what other stages on the same worker hold.
     """
 
     parameters: int = 0
@@ -224,7 +233,15 @@ class Choice(Record, frozen=True):
 
 
 class Considered(Record, frozen=True):
-    """Another option of the search and what it would have cost in seconds (None: not possible)."""
+    """An option that the search compared.
+
+    Args:
+        name: the option.
+        step_time: estimate of its step in seconds: operators and messages added up, before what overlaps is priced.
+            None where it is not possible.
+        peak_memory: estimate of its bytes on the fullest device; None where it was not planned.
+        note: "chosen", or what became of it.
+    """
 
     name: str
     step_time: float | None

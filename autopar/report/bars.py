@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from autopar.cluster import Cluster
 from autopar.errors import AutoparError
 from autopar.plan import PlanContent, Stage
-from autopar.plan.text import bytes_text, seconds_text
+from autopar.plan.text import TIME_PARTS, bytes_text, seconds_text, time_parts
 from autopar.report.sections import MEMORY_KINDS
 
 
@@ -88,15 +88,14 @@ def memory_bars(c: PlanContent) -> tuple[Bar, ...]:
 
 
 def time_bars(c: PlanContent) -> tuple[Bar, ...]:
-    """For each stage: how long it computes and how long it communicates."""
+    """For each stage: how long it computes, and how long it waits for messages and for its host."""
     return tuple(_time_bar(f"stage {i}: " if len(c.stages) > 1 else "", s) for i, s in enumerate(c.stages))
 
 
 def _time_bar(name: str, stage: Stage) -> Bar:
-    computing = min(stage.compute_time, stage.step_time)
-    rest = max(0.0, stage.step_time - computing)
-    amounts = [("compute", seconds_text(computing), computing), ("communication", seconds_text(rest), rest)]
-    share = computing / stage.step_time if stage.step_time > 0 else 1.0
+    parts = time_parts(stage)
+    amounts = [(label, seconds_text(seconds), seconds) for label, seconds in zip(TIME_PARTS, parts, strict=True)]
+    share = parts[0] / stage.step_time if stage.step_time > 0 else 1.0
     return Bar(
         f"{name}time of a step", _parts(amounts, stage.step_time), None,
         f"{seconds_text(stage.step_time)}, of which {share:.1%} computing",

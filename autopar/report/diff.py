@@ -133,10 +133,10 @@ def _memory(c: PlanContent) -> dict[str, float]:
 
 
 def _communication(c: PlanContent) -> dict[str, float]:
-    seconds: dict[str, float] = {"communication": 0.0}
+    seconds: dict[str, float] = {"total communication": 0.0}
     for record in sorted((r for s in c.stages for r in s.collectives), key=lambda r: r.kind):
-        name = f"communication: {record.kind}"
-        seconds["communication"] += record.seconds
+        name = f"total communication: {record.kind}"
+        seconds["total communication"] += record.seconds
         seconds[name] = seconds.get(name, 0.0) + record.seconds
     return seconds
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from autopar.cluster import Cluster
 from autopar.errors import AutoparError
 from autopar.plan import PlanContent
-from autopar.plan.text import bytes_text, counted, seconds_text
+from autopar.plan.text import TIME_PARTS, bytes_text, counted, seconds_text, time_parts
 from autopar.report.sections import MEMORY_KINDS
 from autopar.simulate import Timeline
 
@@ -149,14 +149,8 @@ def memory_svg(c: PlanContent, limit: int | None) -> str:
 
 
 def time_svg(c: PlanContent) -> str:
-    """Busy seconds a step, computing and communicating, a row a stage, against the step."""
-    amounts = [
-        [
-            ("compute", min(s.compute_time, s.step_time)),
-            ("communication", max(0.0, s.step_time - s.compute_time)),
-        ]
-        for s in c.stages
-    ]
+    """Busy seconds a step by kind, a row a stage, against the step."""
+    amounts = [list(zip(TIME_PARTS, time_parts(s), strict=True)) for s in c.stages]
     return _rows_svg(amounts, c.step_time, seconds_text, "step time")
 
 

@@ -8,18 +8,21 @@ from dataclasses import dataclass
 from autopar.plan import Plan, PlanContent
 from autopar.plan.again import ALTERNATIVE
 from autopar.plan.alternatives import outcome_text
+from autopar.plan.columns import columns, table, wrapped
 from autopar.plan.details import NO_DETAILS, Details, OperatorDetail
 from autopar.plan.groups import input_groups
 from autopar.plan.text import (
     AGAINST,
     ALTERNATIVE_HEADER,
+    CONSIDERED_HEADER,
+    CONSIDERED_NOTE,
     alternative_rows,
     bytes_text,
+    communication_note,
     layers_text,
     placed_text,
     seconds_text,
     summary_rows,
-    table,
 )
 from autopar.plan.trail import ranges_of, ranges_text
 
@@ -37,6 +40,7 @@ class Section:
         rows: a text for each column.
         right: columns whose texts are figures, by index.
         left_out: number of rows that a limit cut off.
+        rest: where those are.
         note: a sentence below it, or "".
         hover: by row what is shown where a pointer is over its first column; empty where nothing is.
         link_column: column whose cells are links, where there are ``targets``.
@@ -54,17 +58,20 @@ class Section:
     link_column: int = 0
     targets: tuple[str, ...] = ()
     ids: tuple[str, ...] = ()
+    rest: str = "a page shows them: autopar report PLAN.json -o PLAN.html"
 
-    def text(self) -> str:
-        """The section as aligned plain text; "title: none" without rows."""
+    def text(self, width: int | None = None) -> str:
+        """The section as aligned plain text; "title: none" without rows.
+
+        Args:
+            width: most characters of a line; None for those of the terminal.
+        """
+        width = columns() if width is None else width
         if not self.rows:
             return f"{self.title}: none"
-        lines = [self.title, table(self.header, self.rows)]
-        if self.left_out:
-            lines.append(f"  ... {self.left_out} more")
-        if self.note:
-            lines.append(f"  {self.note}")
-        return "\n".join(lines)
+        below = [f"... {self.left_out} more: {self.rest}"] * (self.left_out > 0) + [self.note] * bool(self.note)
+        notes = [f"  {line}" for text in below for line in wrapped(text, width - 2)]
+        return "\n".join([self.title, table(self.header, self.rows, width), *notes])
 
 
 def head(plan: Plan) -> tuple[tuple[str, str], ...]:
@@ -139,7 +146,8 @@ def communication(c: PlanContent, limit: int) -> Section:
         all_rows.append((*row, str(r.stage)) if several else row)
     rows, left_out = _cut(all_rows, limit)
     header = ("kind", "bytes", "axis", "count", "time", *(("stage",) if several else ()))
-    return Section("communication a step", header, rows, (1, 3, 4, *((5,) if several else ())), left_out)
+    note = f"{communication_note(c)}."
+    return Section("communication a step", header, rows, (1, 3, 4, *((5,) if several else ())), left_out, note)
 
 
 def alternatives(c: PlanContent) -> Section:
@@ -161,7 +169,7 @@ def considered(c: PlanContent, limit: int) -> Section:
         if not o.note.startswith(ALTERNATIVE)
     ]
     rows, left_out = _cut(all_rows, limit)
-    return Section("considered", ("option", "step time", "peak memory", "note"), rows, (1, 2), left_out)
+    return Section("considered", CONSIDERED_HEADER, rows, (1, 2), left_out, CONSIDERED_NOTE)
 
 
 def trail(plan: Plan, limit: int) -> Section:

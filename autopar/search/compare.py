@@ -10,7 +10,8 @@ from typing import Any
 
 from autopar.errors import AutoparError
 from autopar.plan import Plan
-from autopar.plan.text import bytes_text, gap_text, seconds_text, table
+from autopar.plan.columns import table
+from autopar.plan.text import bytes_text, gap_text, seconds_text
 from autopar.search.outcome import within_reach
 from autopar.search.problem import Problem
 from autopar.search.progress import Progress

@@ -33,7 +33,7 @@ def test_figures_and_their_change() -> None:
     assert rows["peak memory"] == ("peak memory", "3.5 GB", "4.5 GB", "+28.6%")
     assert rows["memory: parameters"][3] == "+100.0%"
     assert rows["memory: optimizer"][3] == "-"
-    assert rows["communication"][1:] == ("700 us", "700 us", "-")
+    assert rows["total communication"][1:] == ("700 us", "700 us", "-")
     assert "memory: gradients" not in rows  # zero in both
 
 

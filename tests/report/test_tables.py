@@ -46,8 +46,8 @@ def test_dear_collectives_and_choices_come_first() -> None:
 def test_plain_text_of_a_section() -> None:
     section = Section("things", ("name", "size"), (("a", "1"), ("long name", "20")), (1,), 3, "So it is.")
     assert section.text().splitlines() == [
-        "things", "  name       size", "  ---------  ----", "  a          1", "  long name  20", "  ... 3 more",
-        "  So it is.",
+        "things", "  name       size", "  ---------  ----", "  a          1", "  long name  20",
+        "  ... 3 more: a page shows them: autopar report PLAN.json -o PLAN.html", "  So it is.",
     ]  # fmt: skip
     assert Section("things", ("name",), ()).text() == "things: none"
 
@@ -61,7 +61,7 @@ def test_terminal_shows_the_plan() -> None:
     assert "a note [bold]to[/bold] read" in text  # no markup
 
 
-@pytest.mark.parametrize("width", [30, 60, 200])
+@pytest.mark.parametrize("width", [40, 60, 200])
 def test_terminal_keeps_to_its_width(width: int) -> None:
     where = console(width)
     print_plan(make_plan(), where)

@@ -72,3 +72,15 @@ def problem_with(problem: Problem, **values: Any) -> Problem:
 def with_policy(parallel: ParallelFunction[..., Any], policy: SearchPolicy) -> ParallelFunction[..., Any]:
     """A decorated function with other thresholds of the search."""
     return parallelize_with(parallel.function, replace(parallel.options, policy=policy))
+
+
+def momentum(loss: Callable[..., Any], parameters: Any, *batch: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """A step of gradient descent with momentum, and its abstract arguments."""
+
+    def step(state: Any, *batch: Any) -> Any:
+        weights, moments = state
+        gradients = jax.grad(loss)(weights, *batch)
+        moments = jax.tree.map(lambda m, g: 0.9 * m + g, moments, gradients)
+        return jax.tree.map(lambda w, m: w - 0.1 * m, weights, moments), moments
+
+    return step, ((parameters, parameters), *batch)

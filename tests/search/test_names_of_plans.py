@@ -15,22 +15,10 @@ from autopar.ir import Layout
 from autopar.plan.types import dtype_and_shape
 from autopar.plan.words import plan_words
 from autopar.search import Manual
-from tests.search.problems import f32, toy
+from tests.search.problems import f32, momentum, toy
 
 DATA, TENSOR = "8-way data parallel", "by columns and rows (Megatron)"
 STATE = "parameters, gradients and optimizer state split"
-
-
-def momentum(loss, parameters, *batch):
-    """A step of gradient descent with momentum, and its abstract arguments."""
-
-    def step(state, *batch):
-        weights, moments = state
-        gradients = jax.grad(loss)(weights, *batch)
-        moments = jax.tree.map(lambda m, g: 0.9 * m + g, moments, gradients)
-        return jax.tree.map(lambda w, m: w - 0.1 * m, weights, moments), moments
-
-    return step, ((parameters, parameters), *batch)
 
 
 def perceptron(*tokens):

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from autopar.plan.text import bytes_text, table
+from autopar.plan.columns import table
+from autopar.plan.text import bytes_text
 
 #: Bytes of all collectives of a kind may differ by this share.
 BYTES_TOLERANCE = 0.02

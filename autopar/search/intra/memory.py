@@ -219,9 +219,20 @@ def _replacing(
 
 
 def _operands(v: ValueDraft, readers: Sequence[Use], sized: Sizes) -> list[UsageDraft]:
-    """What heavy operators take of a value, in the layout that they take it in, while they run."""
+    """Operands of heavy operators, in the layout that they take them in, while they run.
+
+    A loop holds a stack that it reads until it ends: saved inputs of layers are activations there too.
+    """
+    kind = _kind(v)
     return [
-        UsageDraft(u.node, u.time, u.done, sized.of(v.sent, u.required), "temporaries", v.key)
+        UsageDraft(
+            u.node,
+            u.time,
+            u.done,
+            sized.of(v.sent, u.required),
+            kind if u.done > u.time + 1 else "temporaries",
+            v.key,
+        )
         for u in readers
         if u.heavy
     ]

@@ -126,6 +126,36 @@ def test_each_gradient_that_a_microbatch_scatters_is_sent_in_codes(microbatches)
     assert largest_error(wire(*args), jax.jit(unrolled)(*args)) > 1e-6
 
 
+@pytest.mark.parametrize("microbatches", [1, 4])
+@pytest.mark.parametrize("zero", [2, 3])
+def test_stages_send_each_gradient_in_codes_too(zero, microbatches):
+    """Each stage has a part of every sum (3), or gathers what it added up (2): whatever is said is what programs do."""
+
+    def step(p, d):
+        def loss(p):
+            hidden = d["x"]
+            for w in p:
+                hidden = jnp.tanh(hidden @ w)
+            return jnp.mean((hidden - d["y"]) ** 2)
+
+        value, grads = jax.value_and_grad(loss)(p)
+        return jax.tree.map(lambda w, g: w - 0.5 * g, p, grads), value
+
+    args = ([jax.random.normal(k, (WIDTH, WIDTH)) / 8 for k in jax.random.split(jax.random.key(0), 4)], data())
+    options = {"num_microbatches": microbatches, "num_stages": 2, "cluster": toy(bandwidth=1e6, flops=1e10)}
+    wire = planned(step, {"gradients": "int4"}, search=Manual(dp=4, pp=2, zero=zero), **options)
+    plan = wire.plan(*args)
+    assert "gathered or added up as int4 in blocks of 256, as wire= says" in plan.notes
+    compiled = [c for text in wire.compile(*args).as_text().split("\n// ") for c in collectives(text)]
+    coded = [c for c in compiled if c.dtype == "u8" and c.kind == "all-to-all"]
+    assert len(coded) == 4
+    (bytes,) = {c.full_bytes for c in coded}
+    assert not [c for c in compiled if c.kind in ("reduce-scatter", "all-reduce") and c.full_bytes > 8 * WIDTH]
+    said = [c for s in plan.stages for c in s.collectives if (c.kind, c.bytes) == ("all-to-all", bytes)]
+    assert sum(c.count for c in said) == 4 * (microbatches if zero == 3 else 1)
+    assert 1e-6 < largest_error(wire(*args), jax.jit(step)(*args)) < 2e-3
+
+
 def test_a_format_in_which_nothing_is_sent_is_noted():
     plan = planned(unrolled, {"gradients": "int8"}, search=Manual(tp=8)).plan(weights(), data())
     (note,) = [n for n in plan.notes if "int8" in n]

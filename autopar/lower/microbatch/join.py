@@ -57,9 +57,7 @@ def formats_of_sums(operators: Sequence[Operator]) -> dict[str, str]:
 
 def add_term(total: Any, term: Any, layout: Layout, format: str = "") -> Any:
     """``total`` with one more ``term``, which devices send in ``format`` where they have parts of the total."""
-    term = lax.convert_element_type(term, total.dtype)
-    if format:
-        term = wired(term, WireFormat.parse(format))
+    term = sent_in(lax.convert_element_type(term, total.dtype), format)
     return {
         "sum": lax.add,
         "max": lax.max,
@@ -67,3 +65,8 @@ def add_term(total: Any, term: Any, layout: Layout, format: str = "") -> Any:
         "and": lax.bitwise_and,
         "or": lax.bitwise_or,
     }[layout.reduce](total, term)
+
+
+def sent_in(term: Any, format: str) -> Any:
+    """``term``, which devices send in ``format`` where that is not empty."""
+    return wired(term, WireFormat.parse(format)) if format else term

@@ -23,7 +23,7 @@ from autopar.frontend.build import build_graph
 from autopar.ir import Graph, Input, Layout, Literal
 from autopar.ir.phases import FORWARD, STAGE
 from autopar.lower.localize.base import scalar
-from autopar.lower.microbatch.join import add_term, neutral
+from autopar.lower.microbatch.join import add_term, formats_of_sums, neutral, sent_in
 from autopar.lower.microbatch.parts import (
     BackwardRecomputation,
     Recorder,
@@ -194,6 +194,8 @@ class _StageFunction:
             self.recomputation,
             self.layouts,
         )
+        late = frozenset(p.late)
+        formats = formats_of_sums([op for op in self.bound.graph.operators if op.id in late])
         sums = [j for j in p.joined if not _is_stacked(j)]
         rows = [j for j in p.joined if _is_stacked(j)]
 
@@ -202,9 +204,9 @@ class _StageFunction:
                 zip([*(j.name for j in p.joined), *p.sent], microbatch(number, [env[n] for n in taken]), strict=True)
             )
             new = [
-                add_term(total, jnp.asarray(outputs[j.name]), j.layout)
+                add_term(total, jnp.asarray(outputs[j.name]), j.layout, formats.get(j.name, ""))
                 if j.layout.partial
-                else jnp.asarray(outputs[j.name])
+                else sent_in(jnp.asarray(outputs[j.name]), formats.get(j.name, ""))
                 for j, total in zip(sums, carry, strict=False)
             ]
             return [*new, *(boundary(jnp.asarray(outputs[n])) for n in p.sent)], [

@@ -7,7 +7,8 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from autopar.runtime.hosts.supervise import COORDINATOR, CPU_DEVICES, PROCESS, PROCESSES
@@ -26,6 +27,24 @@ def measured_together(module: str, args: Sequence[str], processes: int, devices:
         devices: virtual CPU devices of all processes together.
         limit_s: seconds that a process may take.
     """
+    with processes_together(module, args, processes, devices) as children:
+        texts = [child.communicate(timeout=limit_s)[0] for child in children]
+    row: Row = json.loads(texts[0].strip().splitlines()[-1])
+    return row
+
+
+@contextmanager
+def processes_together(
+    module: str, args: Sequence[str], processes: int, devices: int
+) -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes of a module that are joined, with pipes for what they read and write; killed at the end.
+
+    Args:
+        module: run as ``python -m module`` in every process.
+        args: its arguments.
+        processes: number of processes.
+        devices: virtual CPU devices of all processes together.
+    """
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
@@ -40,6 +59,7 @@ def measured_together(module: str, args: Sequence[str], processes: int, devices:
         subprocess.Popen(
             [sys.executable, "-m", module, *args],
             env={**environment, PROCESS: str(p)},
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             cwd=_ROOT,
@@ -47,10 +67,8 @@ def measured_together(module: str, args: Sequence[str], processes: int, devices:
         for p in range(processes)
     ]
     try:
-        texts = [child.communicate(timeout=limit_s)[0] for child in children]
+        yield children
     finally:
         for child in children:
             child.kill()
-            child.wait()
-    row: Row = json.loads(texts[0].strip().splitlines()[-1])
-    return row
+            child.communicate()

@@ -1,5 +1,7 @@
 """Two processes of one script train on this machine; one is killed on the way, and all go on from a checkpoint.
 
+Each process has a stage of a pipeline and carries out its instruction list.
+
 python -m examples.demo_hosts
 """
 
@@ -18,7 +20,7 @@ STEPS = 12
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         plain, killed = Path(folder, "plain"), Path(folder, "killed")
-        print(f"Two processes of four CPU devices each, {STEPS} steps:")
+        print(f"Two processes of four CPU devices, each with a stage of a pipeline, {STEPS} steps:")
         follow(plain, kill_at=None)
         print("\nThe same again; process 1 is killed after step 5:")
         follow(killed, kill_at=5)
@@ -37,7 +39,7 @@ def follow(folder: Path, kill_at: int | None) -> None:
     folder.mkdir()
     command = [
         sys.executable, "-m", "autopar.cli", "run", "--processes", "2", "--cpu-devices", "4", "--heartbeat", "5", "--",
-        sys.executable, "-m", "examples.train_hosts", str(folder), "--steps", str(STEPS),
+        sys.executable, "-m", "examples.train_hosts", str(folder), "--steps", str(STEPS), "--stages", "2",
     ]  # fmt: skip
     pid, pending = 0, kill_at
     started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

@@ -2,7 +2,8 @@
 
     autopar run --processes 2 --cpu-devices 4 -- python -m examples.train_hosts FOLDER
 
-One process alone runs it too: ``python -m examples.train_hosts FOLDER``.
+One process alone runs it too: ``python -m examples.train_hosts FOLDER``. With ``--stages 2`` it is a pipeline, whose
+stages lie on devices of one process each where there are as many processes.
 """
 
 import argparse
@@ -26,12 +27,15 @@ def main() -> None:
     parser.add_argument("folder", help="of checkpoints, which all processes share")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--every", type=int, default=2, help="steps between checkpoints")
+    parser.add_argument("--stages", type=int, default=1, help="of the pipeline; 1 for none")
+    parser.add_argument("--begins", action="store_true", help="also say when a step begins")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds between steps")
     options = parser.parse_args()
 
     autopar.initialize()
     train_step, (shapes, batch_shapes) = mlp.build("tiny", abstract=True)
-    step = autopar.parallelize(train_step, donate_argnums=0)
+    pipeline = {"num_microbatches": 4, "schedule": "1f1b"} if options.stages > 1 else {}
+    step = autopar.parallelize(train_step, donate_argnums=0, num_stages=options.stages, **pipeline)
     step.compile(shapes, batch_shapes)
     mine = list(step.process_examples())
     checkpoints = str(Path(options.folder) / "checkpoints")
@@ -45,6 +49,8 @@ def main() -> None:
     metrics: dict[str, Any] = {}
     for at in range(first, options.steps):
         batch = step.local_batch(jax.tree.map(lambda x: x[mine], example(at, batch_shapes)))
+        if options.begins:
+            say(f"step {at} begins")
         state, metrics = step(state, batch)
         say(f"step {at}: loss {float(metrics['loss']):.6f}")
         stop = autopar.stopping(at)
@@ -69,11 +75,13 @@ def latest(folder: str) -> int:
 
 
 def write(path: Path, state: Any) -> None:
-    """Writes a hash of all leaves, whole."""
-    leaves = multihost_utils.process_allgather(state, tiled=True) if jax.process_count() > 1 else state
-    digest = hashlib.sha256(b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(leaves)))
+    """Writes a hash of what all processes have of all leaves."""
+    shards = (s.data for leaf in jax.tree.leaves(state) for s in leaf.addressable_shards)
+    own = hashlib.sha256(b"".join(np.asarray(s).tobytes() for s in shards))
+    every = multihost_utils.process_allgather(np.frombuffer(own.digest(), np.uint8))
     if jax.process_index() == 0:
-        path.write_text(json.dumps({"digest": digest.hexdigest(), "processes": jax.process_count()}))
+        digest = hashlib.sha256(np.asarray(every).tobytes()).hexdigest()
+        path.write_text(json.dumps({"digest": digest, "processes": jax.process_count()}))
 
 
 def say(text: str) -> None:

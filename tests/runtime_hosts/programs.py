@@ -89,6 +89,15 @@ def trained_models(o: dict[str, Any]) -> Any:
     return [train({**o, **one}) for one in o["models"]]
 
 
+def farthest(tree: Any, want: Any) -> float:
+    """The largest difference of two trees, of numbers above 1 as a share of the largest."""
+    worst = 0.0
+    for a, b in zip(jax.tree.leaves(tree), jax.tree.leaves(want), strict=True):
+        a, b = np.asarray(local(a), np.float64), np.asarray(local(b), np.float64)
+        worst = max(worst, float(np.abs(a - b).max() / max(1.0, np.abs(b).max())) if a.size else 0.0)
+    return worst
+
+
 def trained(step: Any, args: Any, want: Any, case: dict[str, Any]) -> dict[str, Any]:
     """Steps of a plan: options of `parallelize` as ``case``."""
     case = dict(case)
@@ -99,10 +108,7 @@ def trained(step: Any, args: Any, want: Any, case: dict[str, Any]) -> dict[str, 
     for _ in range(STEPS):
         state, metrics = parallel(state, *batch)
     plan = parallel.compile(args[0], *batch).plan
-    worst = 0.0
-    for a, b in zip(jax.tree.leaves((state, metrics)), jax.tree.leaves(want), strict=True):
-        a, b = np.asarray(local(a), np.float64), np.asarray(local(b), np.float64)
-        worst = max(worst, float(np.abs(a - b).max() / max(1.0, np.abs(b).max())) if a.size else 0.0)
+    worst = farthest((state, metrics), want)
     leaves = jax.tree.leaves(state)
     return {
         "worst": worst,
@@ -114,6 +120,25 @@ def trained(step: Any, args: Any, want: Any, case: dict[str, Any]) -> dict[str, 
         "plan": zlib.crc32(plan.to_json().encode()),
         "loss": float(np.asarray(metrics["loss"])),
     }
+
+
+def two_stages(o: dict[str, Any]) -> Any:
+    """Two steps of two layers on a stage each, next to the same by numpy: little is compiled."""
+    x = np.random.default_rng(0).normal(size=(16, 64)) / 64
+    draw = np.random.default_rng(1)
+    want = {"a": draw.normal(size=(64, 128)), "b": draw.normal(size=(128, 64))}
+    options = {"search": autopar.search.Manual(dp=2, pp=2), "num_stages": 2, "num_microbatches": 2}
+    step = autopar.parallelize(dense_step, schedule="1f1b", **options)
+    state = want
+    for _ in range(2):
+        state, loss = step(state, x)
+        hidden = x @ want["a"]
+        out = hidden @ want["b"]
+        plain, slope = (out**2).mean(), 2 * out / out.size
+        grads = {"a": x.T @ (slope @ want["b"].T), "b": hidden.T @ slope}
+        want = {n: w - 0.1 * grads[n] for n, w in want.items()}
+    processes = [len({d.process_index for d in leaf.sharding.device_set}) for leaf in state.values()]
+    return {"worst": farthest((state, loss), (want, plain)), "digest": digest((state, loss)), "processes": processes}
 
 
 def dense_step(w: Any, x: Any) -> Any:
@@ -339,8 +364,11 @@ def lose(o: dict[str, Any]) -> Any:
 
 
 def without_flush(o: dict[str, Any]) -> Any:
-    """Calls of an example by a schedule without a flush, and the drain: what all leaves are after each call."""
-    step, args = example("mlp", {"batch": 16, "optimizer": "adam"})
+    """Calls of an example by a schedule without a flush, and the drain: what all leaves are after each call.
+
+    With 2BW the drained parameters are also compared with those of one device that follows the delays.
+    """
+    step, args = example(o["example"], o["sizes"])
     args = jax.tree.map(lambda x: np.asarray(x) if x.dtype.kind in "fiub" else x, args)
     search = autopar.search.Manual(dp=o["dp"], pp=2)
     parallel = autopar.parallelize(step, search=search, num_stages=2, num_microbatches=4, schedule=o["schedule"])
@@ -353,7 +381,15 @@ def without_flush(o: dict[str, Any]) -> Any:
         found.append(digest((state.state, state.under_way, metrics)))
     drained = parallel.drain(state)
     again, _ = parallel(drained, args[1])
-    return [*found, digest(drained), digest(again.state)]
+    worst = 0.0
+    if o["schedule"] == "2bw":
+        with jax.default_device(jax.local_devices()[0]):
+            delayed = autopar.transforms.delayed(step)
+            jitted, plain = jax.jit(delayed), delayed.init(args[0])
+            for _ in range(STEPS):
+                plain, _ = jitted(plain, args[1])
+        worst = farthest(drained, delayed.drain(plain))
+    return {"digests": [*found, digest(drained), digest(again.state)], "worst": worst}
 
 
 def drawn_lists(o: dict[str, Any]) -> Any:

@@ -23,7 +23,6 @@ from autopar.lower.microbatch import microbatched
 from autopar.lower.padded import padded
 from autopar.lower.pipeline.source import TracedStages
 from autopar.lower.recompute import recomputed_step
-from autopar.lower.segment_loops import segment_lengths
 from autopar.lower.segments import in_segments
 from autopar.lower.split_layers import SplitStep, group_count, layer_count, split_layers
 from autopar.microbatch import operators_between
@@ -81,10 +80,6 @@ class TracedStep:
     def update_in_backward(self) -> tuple[bool, str]:
         """Whether the update of stacks of layers may run inside of the backward loop over them, and what may not."""
         return update_in_backward(self.traced.graph)
-
-    def segments(self) -> tuple[int, ...]:
-        """Numbers of layers a segment with which loops over layers may keep less, the best first; see `in_segments`."""
-        return segment_lengths(self.traced.graph)
 
     def layered(
         self, num_stages: int | None, most_groups: int, *, one_loop: bool = False, block_scores: int = 0

@@ -1,6 +1,6 @@
 """Segments of layers that the backward pass runs again: what enters each is kept, not what every layer leaves.
 
-A pair of loops over l layers (`autopar.lower.segment_loops`) becomes a pair of loops over l/k segments of k layers
+A pair of loops over l layers (`autopar.ir.segment_loops`) becomes a pair of loops over l/k segments of k layers
 (Chen et al., "Training deep nets with sublinear memory cost", 2016). Stacks of all layers go through the loops whole,
 and each layer reads its row of them: what the backward loop replaces, as parameters, it writes where it lies.
 Values are those of the step: the same operators on the same operands.
@@ -21,10 +21,10 @@ from autopar.ir.analysis import closure
 from autopar.ir.in_place import replaced_in_place
 from autopar.ir.loops import Scan
 from autopar.ir.phases import SEGMENTS, marks_of
+from autopar.ir.segment_loops import LoopPair, pairs_in_segments
 from autopar.lower.localize.base import scalar
 from autopar.lower.microbatch.parts import Recorder, run_whole
 from autopar.lower.microbatch.retrace import retraced
-from autopar.lower.segment_loops import LoopPair, pairs_in_segments
 from autopar.recompute.rewrite import AGAIN, SCOPE
 
 
@@ -35,16 +35,21 @@ def in_segments(traced: Traced, layers: int) -> Traced:
         traced: a step in one microbatch.
         layers: a segment; loops whose number of layers it does not divide stay as they are.
     """
-    pairs = pairs_in_segments(traced.graph, layers)
-    if not pairs:
+    if not pairs_in_segments(traced.graph, layers):
         return traced
-    return retraced(traced, lambda env, recorder: _run(traced.program, pairs, layers, env, recorder))
+    return retraced(traced, lambda env, recorder: run_in_segments(traced.program, layers, env, recorder))
 
 
-def _run(
-    bound: BoundGraph, pairs: Sequence[LoopPair], layers: int, env: dict[str, Any], recorder: Recorder
-) -> dict[str, Any]:
-    """Every value of the step that its outputs name."""
+def run_in_segments(bound: BoundGraph, layers: int, env: dict[str, Any], recorder: Recorder) -> dict[str, Any]:
+    """Every value of a graph that its outputs name, computed with its loops over layers in segments.
+
+    Args:
+        bound: a step in one microbatch, or what a stage of a pipeline does for one.
+        layers: as of `in_segments`.
+        env: values of its inputs.
+        recorder: see there.
+    """
+    pairs = pairs_in_segments(bound.graph, layers)
     forward, backward = {p.forward: p for p in pairs}, {p.backward: p for p in pairs}
     entered: dict[str, Sequence[Any]] = {}
     for op in bound.graph.operators:

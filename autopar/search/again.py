@@ -38,11 +38,13 @@ class SearchedAgain:
 
     @cached_property
     def _stage(self) -> Problem:
-        """The step as one stage in the form of the plan; in microbatches and with recomputation alone of a pipeline."""
+        """The step as one stage in the form of the plan; of a pipeline with what its first stage recomputes."""
         (problem, step), c = self.searched(), self.content
         form = c.stages[0].form.asked
         if len(c.stages) > 1:
-            form = StepForm(c.num_microbatches, form.remat, block_scores=form.block_scores)
+            form = StepForm(
+                c.num_microbatches, form.remat, segment_layers=form.segment_layers, block_scores=form.block_scores
+            )
         reporting = replace(problem.reporting, explains_infeasible=False)
         return problem_in_form(replace(problem, reporting=reporting), step.in_form(form))
 

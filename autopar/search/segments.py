@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from autopar.ir import Graph
+from autopar.ir.phases import is_stage_loop
+from autopar.ir.segment_loops import segment_lengths
 from autopar.search.problem import Problem
-from autopar.search.source import StepSource
 
 
 @dataclass(frozen=True)
@@ -14,12 +16,10 @@ class Segments:
 
     Args:
         problem: what was asked for.
-        step: the step.
         named: whether a strategy names the plan, and what it recomputes.
     """
 
     problem: Problem
-    step: StepSource
     named: bool
 
     def __call__(self) -> tuple[int, ...]:
@@ -27,4 +27,17 @@ class Segments:
         o = self.problem.options
         if self.named or o.offload != "none" or o.remat not in ("auto", "full"):
             return ()
-        return self.step.segments()
+        return segment_lengths(self.problem.graph)
+
+
+def stage_segments(problem: Problem, graph: Graph) -> tuple[int, ...]:
+    """Numbers of layers a segment for one stage of a pipeline, the best first.
+
+    Args:
+        problem: what was asked for. Recomputation that it names rules segments out: the name may be a strategy's.
+        graph: of the stage.
+    """
+    o = problem.options
+    if o.offload != "none" or o.remat != "auto":
+        return ()
+    return next((segment_lengths(op.region("body")) for op in graph.operators if is_stage_loop(op)), ())

@@ -95,7 +95,7 @@ class OneStagePlanner:
         trials = Trials(attempt)
         looks = Trials(self._attempt(with_looks_only(problem), step)) if self.strategy is alpa else trials
         in_backward = BackwardUpdate(step, o.offload)
-        segments = Segments(problem, step, names_plan(self.strategy))
+        segments = Segments(problem, names_plan(self.strategy))
         shortage = Shortage(in_backward, may_fit, segments, problem.policy.stages.segment_cost)
         plain: Plan | Bounded | None = None
         failure: InfeasiblePlanError | MicrobatchError | None = None

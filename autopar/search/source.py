@@ -116,13 +116,6 @@ class StepSource(Protocol):
         """
         ...
 
-    def segments(self) -> tuple[int, ...]:
-        """Numbers of layers a segment with which loops over layers may keep less for the backward pass, best first.
-
-        Empty where no loop may run in segments.
-        """
-        ...
-
     def layered(
         self, num_stages: int | None, most_groups: int, *, one_loop: bool = False, block_scores: int = 0
     ) -> LayeredStep:

@@ -17,9 +17,9 @@ from autopar.ir import Graph, Operator
 from autopar.ir.in_place import replaced_in_place
 from autopar.ir.loops import Scan
 from autopar.ir.phases import phase_of
+from autopar.ir.segment_loops import loop_pairs, segment_lengths
 from autopar.ir.segments import is_segmented, sliced_inside
 from autopar.lower.backward_update import updated_in_backward
-from autopar.lower.segment_loops import loop_pairs, segment_lengths
 from autopar.lower.segments import in_segments
 from tests.lower.test_backward_update import model
 from tests.microbatch.running import assert_same_in_microbatches, run, step_of, traced

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from autopar.frontend import Traced
+from autopar.frontend import BoundGraph, Traced
 from autopar.frontend.build import build_graph
 from autopar.frontend.order import order
 from autopar.ir import Graph, Literal
@@ -25,8 +25,22 @@ def retraced(traced: Traced, run: Callable[[dict[str, Any], Recorder], Mapping[s
         run: from the arrays of its inputs by name to those that its outputs name; applies operators under the marks of
             the recorder.
     """
-    graph = traced.graph
-    recorder = Recorder.behind(traced.program)
+    shapes = [*traced.signature.avals(), *(jax.typeof(c) for c in traced.closed_over)]
+    program = retraced_bound(traced.program, shapes, run)
+    return replace(traced, program=replace(program, graph=order(program.graph), origins={}))
+
+
+def retraced_bound(
+    bound: BoundGraph, shapes: Sequence[Any], run: Callable[[dict[str, Any], Recorder], Mapping[str, Any]]
+) -> BoundGraph:
+    """The graph that ``run`` makes of a bound one, whose operators keep their order.
+
+    Args:
+        bound: a graph.
+        shapes: of its inputs, as jax knows them.
+        run: as of `retraced`.
+    """
+    graph, recorder = bound.graph, Recorder.behind(bound)
 
     def step(*arrays: Any) -> list[Any]:
         env = run(dict(zip((i.name for i in graph.inputs), arrays, strict=True)), recorder)
@@ -34,13 +48,9 @@ def retraced(traced: Traced, run: Callable[[dict[str, Any], Recorder], Mapping[s
             jnp.asarray(scalar(o.operand)) if isinstance(o.operand, Literal) else env[o.operand] for o in graph.outputs
         ]
 
-    shapes = [*traced.signature.avals(), *(jax.typeof(c) for c in traced.closed_over)]
     closed = jax.make_jaxpr(step)(*shapes)
     inputs = [(i.name, i.role) for i in graph.inputs]
     program = build_graph(closed, graph.name, inputs, [o.path for o in graph.outputs], recorder.labels)
-    traced_graph = program.graph
-    outputs = tuple(
-        replace(new, updates=old.updates) for new, old in zip(traced_graph.outputs, graph.outputs, strict=True)
-    )
-    ordered = order(Graph(graph.name, traced_graph.inputs, traced_graph.operators, outputs))
-    return replace(traced, program=replace(program, graph=ordered, origins={}))
+    new = program.graph
+    outputs = tuple(replace(n, updates=o.updates) for n, o in zip(new.outputs, graph.outputs, strict=True))
+    return replace(program, graph=Graph(graph.name, new.inputs, new.operators, outputs))

@@ -14,7 +14,8 @@ from autopar.ir.phases import is_stage_loop
 from autopar.ir.verify import verify
 from autopar.lower.blockwise import blockwise_bound
 from autopar.lower.microbatch.parts import BackwardRecomputation
-from autopar.lower.pipeline.stage_graph import StageGraph, stage_graph
+from autopar.lower.pipeline.stage_graph import StageGraph, stage_graph, with_body
+from autopar.lower.segments import run_in_segments
 from autopar.lower.step import Step
 from autopar.microbatch import Microbatching, analyze, analyze_with_barrier
 from autopar.plan import StepForm
@@ -191,8 +192,12 @@ class TracedStages:
             recomputed = BackwardRecomputation(
                 Phases.of(self.step.graph, parts.body, parts.backward), cut.layers(stage, form), form.remat
             )
-        plain = stage_graph(self.step, cut.map.microbatching, parts, recomputed)
-        traced_stage = replace(plain, program=blockwise_bound(plain.program, self.block_scores))
+        traced_stage = stage_graph(self.step, cut.map.microbatching, parts, recomputed)
+        if form.segment_layers:
+            traced_stage = with_body(
+                traced_stage, lambda body, env, recorder: run_in_segments(body, form.segment_layers, env, recorder)
+            )
+        traced_stage = replace(traced_stage, program=blockwise_bound(traced_stage.program, self.block_scores))
         verify(traced_stage.graph)
         return traced_stage
 

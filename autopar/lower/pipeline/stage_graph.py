@@ -8,9 +8,10 @@ runtime are cut from this very graph by `autopar.lower.pipeline.programs`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,8 @@ from autopar.frontend import BoundGraph
 from autopar.frontend.boundary import boundary
 from autopar.frontend.build import build_graph
 from autopar.ir import Graph, Input, Layout, Literal
-from autopar.ir.phases import FORWARD, STAGE
+from autopar.ir.loops import Scan
+from autopar.ir.phases import FORWARD, STAGE, is_stage_loop
 from autopar.lower.localize.base import scalar
 from autopar.lower.microbatch.join import add_term, formats_of_sums, neutral, sent_in
 from autopar.lower.microbatch.parts import (
@@ -33,6 +35,7 @@ from autopar.lower.microbatch.parts import (
     run_whole,
     value_layouts,
 )
+from autopar.lower.microbatch.retrace import retraced_bound
 from autopar.lower.step import Step
 from autopar.microbatch import AXIS, Joined, Microbatching
 from autopar.stages import StageParts
@@ -111,6 +114,61 @@ def stage_graph(
         carried,
         tuple(j.name for j in parts.joined if _is_stacked(j)),
     )
+
+
+#: Every value of a body that its outputs name, from its graph, the values of its inputs, and a recorder.
+RunBody: TypeAlias = Callable[[BoundGraph, dict[str, Any], Recorder], Mapping[str, Any]]
+
+
+def with_body(stage: StageGraph, run: RunBody) -> StageGraph:
+    """A stage whose loop over microbatches has another body with the same values; ``stage`` itself without a loop.
+
+    Args:
+        stage: the stage.
+        run: runs the new body, under the marks of the recorder.
+    """
+    bound, op = stage.program, next(filter(is_stage_loop, stage.graph.operators), None)
+    if op is None:
+        return stage
+    body, scan = bound.bounds[op.id].regions["body"], Scan.of(op)
+    names = [i.name for i in body.graph.inputs]
+
+    def loop(env: Mapping[str, Any], recorder: Recorder) -> Sequence[Any]:
+        consts, initial, rows = scan.split([scalar(o) if isinstance(o, Literal) else env[o] for o in op.operands])
+
+        def trip(carry: Sequence[Any], slices: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+            values = run(body, dict(zip(names, [*consts, *carry, *slices], strict=True)), recorder)
+            ends = [o.operand for o in body.graph.outputs]
+            return scan.split_results([jnp.asarray(scalar(o)) if isinstance(o, Literal) else values[o] for o in ends])
+
+        with recorder.around(op):
+            carry, stacks = lax.scan(trip, initial, rows, length=scan.length, reverse=bool(op.attr("reverse")))
+        return [*carry, *stacks]
+
+    def step(env: dict[str, Any], recorder: Recorder) -> dict[str, Any]:
+        for o in stage.graph.operators:
+            if o.id == op.id:
+                env.update(zip((v.name for v in op.results), loop(env, recorder), strict=True))
+            else:
+                env = run_whole(replace(bound, graph=replace(bound.graph, operators=(o,))), env, recorder)
+        return env
+
+    shapes = [jax.ShapeDtypeStruct(i.type.shape, jax_dtype(i.type.dtype)) for i in stage.graph.inputs]
+    return replace(stage, program=_of_step(retraced_bound(bound, shapes, step), bound))
+
+
+def _of_step(new: BoundGraph, old: BoundGraph) -> BoundGraph:
+    """The graph of a stage that was traced again, whose origins are operators of the step, as those of ``old`` are."""
+    (op,), (before,) = (filter(is_stage_loop, bound.graph.operators) for bound in (new, old))
+    bound, body = new.bounds[op.id], new.bounds[op.id].regions["body"]
+    inside = old.bounds[before.id].regions["body"].origins
+    body = replace(body, origins=_joined(body.origins, inside))
+    loop = replace(bound, regions=MappingProxyType({**bound.regions, "body": body}))
+    return replace(new, bounds={**new.bounds, op.id: loop}, origins=_joined(new.origins, old.origins))
+
+
+def _joined(first: Mapping[str, str], second: Mapping[str, str]) -> dict[str, str]:
+    return {id: second[origin] for id, origin in first.items() if origin in second}
 
 
 def _is_stacked(j: Joined) -> bool:

@@ -19,6 +19,7 @@ from autopar.schedule.offload import IN_TRANSFER
 from autopar.search.enumeration.search_space import is_small
 from autopar.search.intra.host import share_bytes
 from autopar.search.outcome import Bounded
+from autopar.search.segments import stage_segments
 from autopar.search.stage_planning.memory import stage_bytes
 from autopar.search.stage_planning.recomputed import cost_of_limit_s, recomputed_s
 from autopar.search.stage_planning.shared import StagePlanner, renamed_content
@@ -107,10 +108,10 @@ def submit_like(
         shared: plans one stage on its submesh.
     """
     tried = levels_of(pipeline.problem)
-    level = planned.stages[0].form.remat
-    if shared.pool.process is None or not planned.memory_bound or level not in (tried[0], tried[-1]):
+    form = StepForm(pipeline.table.num_microbatches, planned.stages[0].form.remat)
+    first_forms = form.remat in (tried[0], tried[-1]) and form == planned.stages[0].form.asked
+    if shared.pool.process is None or not planned.memory_bound or not first_forms:
         return
-    form = StepForm(pipeline.table.num_microbatches, level)
     for stage in stages:
         shape = _first_shape(pipeline, stage, placements[stage], shared)
         with contextlib.suppress(InfeasiblePlanError):  # raised where it is planned
@@ -144,6 +145,7 @@ def _on_mesh(
     negligible = pipeline.problem.policy.stages.negligible_cost
 
     of_first: list[PlanContent] = []
+    fitting: list[_PlannedForm] = []
 
     def attempt(form: StepForm, cutoff_s: float, explain: bool) -> _PlannedForm | Bounded:
         at_level = _at_level(pipeline, stage, placement, form, shape, shared, cutoff_s)
@@ -152,7 +154,9 @@ def _on_mesh(
         content, free = at_level
         if form == first:
             of_first.append(content)
-        return _PlannedForm(form, content, seconds_with_moves(content, pipeline.problem.cost_model.on(part)), free)
+        seconds = seconds_with_moves(content, pipeline.problem.cost_model.on(part))
+        fitting.append(_PlannedForm(form, content, seconds, free))
+        return fitting[-1]
 
     trials = Trials(attempt)
     first, *more = (StepForm(count, level) for level in levels)
@@ -179,6 +183,11 @@ def _on_mesh(
         if len(trials.failures) < len(tried):
             yield from filter(may_pay, reversed(more[:-1]))
         yield from updated
+        if not fitting or _is_short(pipeline, min(fitting, key=lambda planned: planned.seconds).content):
+            lengths = stage_segments(pipeline.problem, pipeline.sliced.graphs[stage])
+            yield from (structs.replace(first, segment_layers=k) for k in lengths)
+            if not fitting:
+                yield from (structs.replace(first, remat=levels[-1], segment_layers=k) for k in lengths[:1])
 
     def ends(planned: _PlannedForm) -> bool:
         return planned.form == first and (planned.free or limit_is_negligible(planned.content, negligible))
@@ -199,6 +208,13 @@ class _PlannedForm:
     content: PlanContent
     seconds: float
     free: bool
+
+
+def _is_short(pipeline: ScheduledStages, content: PlanContent) -> bool:
+    """Whether the limit costs a plan so much that segments of layers, which compute more, may be faster."""
+    least_s = content.search.unlimited_s
+    most = 1 + pipeline.problem.policy.stages.segment_cost
+    return content.memory_bound and least_s is not None and content.search.objective >= most * least_s
 
 
 def limit_is_negligible(content: PlanContent, negligible: float) -> bool:

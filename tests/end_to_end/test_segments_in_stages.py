@@ -1,0 +1,135 @@
+"""Stages of pipelines run their layers in segments where memory is short: plans that no level of recomputation has."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from autopar import Plan, parallelize
+from autopar.errors import InfeasiblePlanError
+from autopar.ir.loops import Scan
+from autopar.ir.phases import is_stage_loop
+from autopar.ir.segments import is_segmented
+from autopar.lower.pipeline.build import lower_pipeline
+from autopar.lower.pipeline.source import TracedStages
+from autopar.lower.split_layers import split_layers
+from autopar.plan import StepForm
+from autopar.runtime.hosts.world_load import load_stages
+from autopar.runtime.loaded import LoadedProgram
+from autopar.stages.layers import forward_operators, members_of
+from tests.end_to_end.compare import difference
+from tests.end_to_end.deep import MODELS
+from tests.microbatch.running import traced
+from tests.search.problems import toy
+
+LEVELS = ("none", "selective", "full")
+TWO = {"num_microbatches": 2}
+
+
+def chain(layers: int = 10, width: int = 4, examples: int = 64) -> tuple[Any, Any]:
+    """A step of gradient descent whose layers leave eight times what enters them."""
+
+    def loss(p: Any, batch: Any) -> jax.Array:
+        def layer(y: jax.Array, w: Any) -> tuple[jax.Array, None]:
+            return y + jnp.tanh(jnp.tanh(y @ w["up"])) @ w["down"], None
+
+        return jnp.mean((lax.scan(layer, batch[0], p)[0] - batch[1]) ** 2)
+
+    def step(p: Any, batch: Any) -> tuple[Any, jax.Array]:
+        value, gradients = jax.value_and_grad(loss)(p, batch)
+        return jax.tree.map(lambda a, g: a - 0.1 * g, p, gradients), value
+
+    def drawn(number: int, *shape: int) -> jax.Array:
+        return 0.2 * jax.random.normal(jax.random.key(number), shape, jnp.float64)
+
+    p = {"up": drawn(0, layers, width, 4 * width), "down": drawn(1, layers, 4 * width, width)}
+    return step, (p, (drawn(2, examples, width), drawn(3, examples, width)))
+
+
+def planned(step: Any, args: Any, stages: int, limit: float | None = None, **options: Any) -> Plan:
+    """A plan of stages of one device each."""
+    memory = {} if limit is None else {"memory_limit": int(limit)}
+    cluster = toy(stages, flops=1e12, bandwidth=1e11)
+    asked = {"num_stages": stages, "num_microbatches": 2 * stages, "donate_argnums": 0, **memory, **options}
+    return parallelize(step, cluster=cluster, **asked).plan(*args)
+
+
+def carried_out(step: Any, args: Any, plan: Plan) -> tuple[LoadedProgram, float]:
+    """The program of a plan on the first devices, and how far its results are from those of ``step`` on one."""
+    call = parallelize(step, cluster=toy(1)).trace(*args)
+    found, leaves = call.pure.traced(call.signature), jax.tree.leaves(args)
+    split, donated = split_layers(found, plan.content.stack_groups), range(len(jax.tree.leaves(args[0])))
+    lowered = lower_pipeline(split.step, plan, {n for i in donated for n in split.names(i)})
+    devices = jax.devices()[: sum(len(s.devices) for s in plan.stages)]
+    program = load_stages(found, split, lowered, devices, donated, as_one=False)
+    copies = [np.array(leaf) for leaf in leaves]
+    wanted = jax.tree.leaves(jax.jit(step)(*args))
+    results = program.run(program.place_all(copies), copies)
+    pairs = [(np.asarray(a), np.asarray(b)) for a, b in zip(results, wanted, strict=True)]
+    return program, max(difference(a, b) for a, b in pairs)
+
+
+def test_stages_in_segments_have_the_values_of_the_step(x64: None) -> None:
+    """Under three quarters of what recomputation needs; the plan says so, and is loaded with its forms."""
+    step, args = chain()
+    plan = planned(step, args, 2, 100_000, **TWO)
+    assert [s.form.segment_layers for s in plan.stages] == [1, 1] and plan.peak_memory <= 100_000
+    assert "each layer computed again" in str(plan) and "segments of 1 layer" in str(plan)
+    loaded = Plan.from_json(plan.to_json())
+    assert loaded == plan
+    assert carried_out(step, args, loaded)[1] < 1e-14
+
+
+@pytest.mark.slow
+def test_no_level_of_recomputation_fits_the_limit(x64: None) -> None:
+    step, args = chain()
+    least = min(planned(step, args, 2, remat=level, **TWO).peak_memory for level in LEVELS)
+    assert least > 1.3 * 100_000
+    for level in LEVELS:
+        with pytest.raises(InfeasiblePlanError):
+            planned(step, args, 2, 100_000, remat=level, **TWO)
+
+
+def test_loops_of_a_stage_are_in_segments_inside_of_its_microbatches(x64: None) -> None:
+    step, args = chain(layers=12)
+    split = split_layers(traced(step, args)[0], 2).step
+    source = TracedStages(split)
+    forward = [op.id for op in forward_operators(split.graph, source.microbatches(2))]
+    first = next(id for id in forward if split.graph.by_id[id].primitive == "scan")
+    members = members_of(forward, (first,))
+    plain, segmented = (source.stage_graph(members, 0, StepForm(2, segment_layers=k)) for k in (0, 3))
+    assert [i.name for i in plain.graph.inputs] == [i.name for i in segmented.graph.inputs]
+    assert [(o.path, o.type, o.updates) for o in plain.graph.outputs] == [
+        (o.path, o.type, o.updates) for o in segmented.graph.outputs
+    ]
+    (loop,) = filter(is_stage_loop, segmented.graph.operators)
+    inside = [op for op in loop.region("body").operators if is_segmented(op)]
+    assert [Scan.of(op).length for op in inside] == [2, 2]
+    assert not any(
+        is_segmented(op) for op in next(filter(is_stage_loop, plain.graph.operators)).region("body").operators
+    )
+    origins = segmented.program.bounds[loop.id].regions["body"].origins
+    assert {origins[op.id] for op in inside} <= {op.id for op in split.graph.operators}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_models_that_did_not_fit(x64: None, name: str, stages: int) -> None:
+    """Under a limit drawn between what segments need and the least of all levels of recomputation."""
+    layers = 11 * stages * (2 if name in ("encoder-decoder", "unet") else 1)
+    step, args = MODELS[name](layers)
+    least = min(planned(step, args, stages, remat=level).peak_memory for level in LEVELS)
+    needed = planned(step, args, stages, 0.8 * least).peak_memory
+    limit = needed + random.Random(f"{name} {stages}").random() * (least - needed)
+    plan = planned(step, args, stages, limit)
+    assert plan.peak_memory <= limit < least and any(s.form.segment_layers for s in plan.stages)
+    program, apart = carried_out(step, args, plan)
+    assert apart < 1e-10
+    assert program.footprint_bytes == pytest.approx(plan.peak_memory, rel=0.1)

@@ -101,7 +101,6 @@ def test_what_a_killed_supervisor_started_ends_with_it() -> None:
         assert len(pids) == 4 and all(map(is_there, pids))
         supervisor.kill()
         supervisor.wait()
-        assert lines.read() == ""  # until all that could write there are gone
     for _ in range(200):
         if not any(map(is_there, pids)):
             break

@@ -8,7 +8,7 @@ from autopar.cluster import Cluster
 from autopar.errors import PlanMismatchError
 from autopar.plan import Plan
 from autopar.runtime.ray.cluster import RayCluster
-from autopar.search.enumeration.forms import asks_for_branches
+from autopar.search.decision import asks_for_branches
 
 
 def stages_asked(options: ParallelOptions) -> int | None:

@@ -60,9 +60,8 @@ from autopar.search.cache import PlanCache, plan_cache
 from autopar.search.clock import Clock
 from autopar.search.compare import Budgeted
 from autopar.search.compilation import Planned, build_within
-from autopar.search.enumeration.forms import asks_for_branches
+from autopar.search.decision import asks_for_branches
 from autopar.search.garbage import rare_collections
-from autopar.search.outcome import within_reach
 from autopar.search.planner import Planner
 from autopar.solver.meter import Work
 
@@ -438,12 +437,12 @@ class PureFunction:
         asked, side_by_side = replace(problem.options, num_stages=stages), asks_for_branches(before.schedule)
         try:
             if side_by_side:
-                return within_reach(self._planner.branches(problem, step, [before.num_microbatches]))
+                return self._planner.branches(problem, step, [before.num_microbatches])
             like = replace(problem, options=asked)
-            return within_reach(self._planner.pipeline(like, step, [before.num_microbatches]))
+            return self._planner.pipeline(like, step, [before.num_microbatches])
         except (InfeasiblePlanError, MicrobatchError, ScheduleError):
             free = replace(problem.options, num_stages=stages if side_by_side else None, schedule="auto")
-            return within_reach(self._planner.pipeline(replace(problem, options=free), step, None))
+            return self._planner.pipeline(replace(problem, options=free), step, None)
 
     def _keep(
         self, signature: CallSignature, traced: Traced, plan: Plan, clock: Clock, local: LoadedProgram

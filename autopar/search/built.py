@@ -49,7 +49,13 @@ class _Asked:
             problem.cost_model,
             replace(options, memory_limit_bytes=limit, mesh_shape=None),
             replace(problem.policy, meshes=meshes, stages=StagePolicy()),
-            replace(subproblem, cutoff_s=math.inf, extra_in_flight=min(1, subproblem.extra_in_flight)),
+            replace(
+                subproblem,
+                cutoff_s=math.inf,
+                tried_stages=None,
+                ample_memory=False,
+                extra_in_flight=min(1, subproblem.extra_in_flight),
+            ),
         )
 
 

@@ -69,6 +69,7 @@ class PipelineSearch:
         busy: what stages take that were planned.
         planned: plans with what they are of.
         form: "pipeline" or "branches".
+        bounded: what closed all slicings before any was planned.
     """
 
     problem: Problem
@@ -80,6 +81,7 @@ class PipelineSearch:
     busy: BusyStages = field(default_factory=BusyStages)
     planned: list[tuple[Plan, Candidate]] = field(default_factory=list)
     form: str = "pipeline"
+    bounded: list[Bounded] = field(default_factory=list)
 
     def attempt(self, trial: PipelineTrial, cutoff_s: float, explain: bool) -> Plan | Bounded:
         """The plan of a candidate; see `Trials`."""
@@ -140,8 +142,13 @@ def _considered(plans: Sequence[Plan], best: Plan) -> tuple[Considered, ...]:
     )
 
 
-def nothing_planned(problem: Problem, trials: Trials[PipelineTrial, Plan]) -> Bounded:
+def nothing_planned(problem: Problem, trials: Trials[PipelineTrial, Plan], closed: Sequence[Bounded] = ()) -> Bounded:
     """That nothing is faster than the plan at hand.
+
+    Args:
+        problem: what was planned.
+        trials: what was tried.
+        closed: what closed slicings that were not.
 
     Raises:
         ConstraintError: a constraint where stages were asked for.
@@ -154,6 +161,8 @@ def nothing_planned(problem: Problem, trials: Trials[PipelineTrial, Plan]) -> Bo
         raise cause if isinstance(cause, ConstraintError) and problem.options.num_stages is not None else failures[0]
     if trials.bounded is not None:
         return trials.bounded
+    if closed:
+        return closed[0]
     if problem.subproblem.cutoff_s < math.inf:
         return Bounded("no slicing is estimated to be faster")
     loop = _loop_of_passes(problem.graph)

@@ -95,7 +95,7 @@ def _best(
         if equal:
             plans += trials.run(_with_two_stages_per_worker(problem, source, min(equal, key=seconds_of)))
     if not plans:
-        return nothing_planned(problem, trials)
+        return nothing_planned(problem, trials, search.bounded)
     return fastest_of(plans, clock)
 
 
@@ -110,7 +110,7 @@ def _of_few_slicings(search: PipelineSearch, trials: Trials[PipelineTrial, Plan]
     known = [plan for plan, _ in _first(search)]
     cutoff_s = min(map(seconds_of, known), default=math.inf)
     plans: list[Plan] = []
-    for candidates_of_round in _rounds(problem, search.source, search.pool, search.clock):
+    for candidates_of_round in _rounds(search):
         some = map(PipelineTrial, candidates_of_round)
         plans = trials.run(some, seconds=seconds, cutoff_s=cutoff_s, ends=lambda _: both_given)
         if plans or (known and trials.bounded is not None):
@@ -136,8 +136,8 @@ def _of_the_fastest_sketch(search: PipelineSearch, trials: Trials[PipelineTrial,
     with search.clock.phase("looks"):
         best = fastest_of_equal_stages(sketches)
     if best is not None:
-        return [*trials.run([PipelineTrial(best[1])], cutoff_s=best[0].step_time), best[0]]
-    for candidates_of_round in _rounds(problem, search.source, search.pool, search.clock):
+        return _exactly(search, trials, *best)
+    for candidates_of_round in _rounds(search):
         with search.clock.phase("looks"):
             sketches.add(candidates_of_round)
             best = sketches.fastest()
@@ -145,17 +145,27 @@ def _of_the_fastest_sketch(search: PipelineSearch, trials: Trials[PipelineTrial,
                 sketches.climb()
                 best = sketches.fastest()
         if best is not None:
-            return [*trials.run([PipelineTrial(best[1])], cutoff_s=best[0].step_time), best[0]]
+            return _exactly(search, trials, *best)
         plans = trials.run(map(PipelineTrial, candidates_of_round), seconds=seconds_of)
         if plans:
             break
     return plans
 
 
-def _first(search: PipelineSearch) -> list[tuple[Plan, Candidate]]:
-    """The first even pipeline, with what it is of, where no plan is at hand."""
-    if search.problem.subproblem.cutoff_s < math.inf:
+def _exactly(
+    search: PipelineSearch, trials: Trials[PipelineTrial, Plan], look: Plan, candidate: Candidate
+) -> list[Plan]:
+    """The plan of a candidate and the look at it; none where that says that it is no faster than the plan at hand."""
+    problem = search.problem
+    least_s = (1 - problem.policy.stages.sketch_cost) * look.step_time
+    if least_s >= problem.subproblem.cutoff_s:
+        trials.bounded = Bounded("looks at its stages, an estimate", least_s)
         return []
+    return [*trials.run([PipelineTrial(candidate)], cutoff_s=look.step_time), look]
+
+
+def _first(search: PipelineSearch) -> list[tuple[Plan, Candidate]]:
+    """The first even pipeline, with what it is of."""
     first = first_plan(search.problem, search.source, search.intra, search.clock, search.pool)
     return [] if first is None else [first]
 
@@ -165,19 +175,21 @@ def _may_win(problem: Problem, plans: Sequence[Plan]) -> bool:
     return min(map(seconds_of, plans)) < problem.policy.partition.near_best * problem.subproblem.cutoff_s
 
 
-def _rounds(problem: Problem, source: StageSource, pool: WorkerPool, clock: Clock) -> Iterator[list[Candidate]]:
+def _rounds(search: PipelineSearch) -> Iterator[list[Candidate]]:
     """Candidates that are worth planning; the next are, where none of these fits.
 
     Where whole blocks do not fit, parts of them may; and where these do not, other slicings. What fits takes longer
     than the least estimate: where that is as long as a plan at hand takes, no others are tried.
     """
     tried: set[Candidate] = set()
+    problem, source, pool, clock = search.problem, search.source, search.pool, search.clock
     policy = problem.policy.partition
     slicing_modes = [(lambda stages: fewest_blocks(problem, stages), False), (None, False), (None, True)]
     for fewest, others in slicing_modes:
         with clock.phase("slice"):
             some = candidates(problem, source, fewest, pool, others)
             if isinstance(some, Bounded):
+                search.bounded.append(some)
                 return
             ranked = sorted(
                 some,
@@ -195,6 +207,7 @@ def _rounds(problem: Problem, source: StageSource, pool: WorkerPool, clock: Cloc
             elif is_small(problem):
                 near += _best_of_each(ranked, {len(c.members) for c in near}, most_s)
             if ranked and not near:  # all of them take longer than a plan that is at hand
+                search.bounded.append(Bounded("layers as they are priced, an estimate", ranked[0].estimate_s))
                 return
             ranked = near
         tried.update(ranked)

@@ -102,20 +102,20 @@ def environment_hash() -> str | None:
     paths = sorted(root.rglob("*.py")) if Path(__file__).is_file() else []
     if not paths:
         return None
-    found = tuple((p.relative_to(root).as_posix(), s.st_mtime_ns, s.st_size) for p in paths for s in (p.stat(),))
-    return _hash_of_files(root, found)
+    files = tuple((p.relative_to(root).as_posix(), s.st_mtime_ns, s.st_size) for p in paths for s in (p.stat(),))
+    return _hash_of_files(root, files)
 
 
 @lru_cache(maxsize=1)
-def _hash_of_files(root: Path, found: tuple[tuple[str, int, int], ...]) -> str:
+def _hash_of_files(root: Path, files: tuple[tuple[str, int, int], ...]) -> str:
     """The environment's hash with the code of a folder, which is read once a process unless a file changes.
 
     Args:
         root: the folder.
-        found: path in it, time of the last change in ns, and bytes of each file.
+        files: path in it, time of the last change in ns, and bytes of each file.
     """
     digest = hashlib.sha256()
-    for path, _, _ in found:
+    for path, _, _ in files:
         text = (root / path).read_bytes()
         digest.update(f"{path} {len(text)}\n".encode() + text)
     versions = [(name, _version(name)) for name in PACKAGES]

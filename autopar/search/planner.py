@@ -1,52 +1,30 @@
 """`Planner`: the whole decision, from a step and a cluster to one plan.
 
-    enumerate       one stage, and pipelines where stages are free (`enumeration.forms`)
-    one stage       microbatches x recomputation, each a problem of the integer program (`one_stage`)
-    pipelines       microbatches x stages are ranked, layers profiled, stages cut by the dynamic program and each
-                    planned exactly (`pipelines`)
-    compose         the fastest, with a bound over all that was free (`bound`)
-
-Forms are planned in one loop (`Planner._best`), each with what those before it say (`Tried`): it stops as soon as it
-cannot be faster than the best plan so far.
+`autopar.search.decision` says which regions there are, and `autopar.search.loop` closes them, best first, until none is
+left that may have a faster plan.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import msgspec
 
-from autopar.errors import InfeasiblePlanError, MicrobatchError, ScheduleError
-from autopar.ir.analysis import unread_effects
 from autopar.plan import Plan
-from autopar.schedule import get
-from autopar.search.anytime import Converted, Incumbent, SearchEndedError
-from autopar.search.attention_blocks import stage_block_scores
-from autopar.search.bound import Freedom, bound_s
-from autopar.search.cache import PlanCache, cached, cached_with_branches, cached_with_stages
+from autopar.search.anytime import Incumbent, SearchEndedError
+from autopar.search.cache import PlanCache
 from autopar.search.clock import Clock
-from autopar.search.enumeration.candidates import schedule_of
-from autopar.search.enumeration.forms import EVEN_STAGES, ONE_STAGE, PIPELINES, Form, Tried, forms, forms_on_workers
-from autopar.search.enumeration.reach import closed_by_reach, closed_without_overlap
-from autopar.search.enumeration.search_space import is_large, stages_of_whole_nodes
-from autopar.search.enumeration.whole_steps import (
-    ranked_on_whole_nodes,
-    stages_that_may_be_faster,
-)
+from autopar.search.decision import Decision
+from autopar.search.enumeration.search_space import is_large
 from autopar.search.executions import with_executions
-from autopar.search.first_pipeline import first_pipeline
-from autopar.search.notes import left_out
-from autopar.search.outcome import Bounded, LeftOut
+from autopar.search.loop import Regions, explored
+from autopar.search.outcome import LeftOut
 from autopar.search.problem import Problem
-from autopar.search.registry import Strategy, cuts_stages, names_one_stage
-from autopar.search.single_stage import OneStagePlanner, is_best_of_one_stage, is_tiny
+from autopar.search.registry import Strategy
 from autopar.search.source import StepSource
-from autopar.search.token_slices import in_slices
-from autopar.search.trail import Region, Trail, outcome_of
-from autopar.search.work import units, units_of
+from autopar.search.trail import Region, Trail
+from autopar.search.work import units
 from autopar.solver.meter import Meter
 
 #: Phase of the seconds that no phase of the plan has.
@@ -89,8 +67,8 @@ class Planner:
             if reporting.log is not None:
                 reporting = replace(reporting, log=incumbent.telling(reporting.log))
             watched = replace(problem, anytime=incumbent, reporting=reporting, meter=meter, trail=trail)
-            cuts, tries = cuts_stages(self.strategy), self.tries_pipelines and not names_one_stage(self.strategy)
-            plan = self._timed(watched, step, counts, forms(watched, cuts_stages=cuts, tries_pipelines=tries))
+            regions = self._decision(watched, step, counts).regions(tries_pipelines=self.tries_pipelines)
+            plan = _timed(watched, regions)
             plan = incumbent.fastest(plan, problem.policy.schedules.least_gain)
         except (SearchEndedError, KeyboardInterrupt) as ended:
             best = incumbent.cut_short(ended.cause if isinstance(ended, SearchEndedError) else "Ctrl-C")
@@ -101,228 +79,43 @@ class Planner:
 
     def on_workers(self, problem: Problem, step: StepSource, counts: Sequence[int] | None) -> Plan:
         """The fastest plan of stages that workers in other processes carry out; arguments and errors as of `plan`."""
-        tries = self.tries_pipelines and not cuts_stages(self.strategy) and not names_one_stage(self.strategy)
         meter, trail = Meter(), Trail()
-        some = forms_on_workers(problem, tries_branches=tries)
-        plan = self._timed(replace(problem, meter=meter, trail=trail), step, counts, some)
+        counted = replace(problem, meter=meter, trail=trail)
+        plan = _timed(counted, self._decision(counted, step, counts).on_workers())
         return _searched(plan, problem, step, meter, trail)
 
-    def _timed(self, problem: Problem, step: StepSource, counts: Sequence[int] | None, some: Sequence[Form]) -> Plan:
-        """`_best`, whose phases have the seconds of what it did not take: ranking, bounds, plans that lost."""
-        clock = Clock()
-        with clock.phase(OTHER_ATTEMPTS):
-            plan = self._best(problem, step, counts, some)
-        return replace(plan, phases=clock.rest(OTHER_ATTEMPTS, plan.phases))
+    def pipeline(self, problem: Problem, step: StepSource, counts: Sequence[int] | None) -> Plan:
+        """The fastest plan with several stages; arguments and errors as of `plan`."""
+        return _fastest(problem, [self._decision(problem, step, counts).pipelines()])
 
-    def _best(self, problem: Problem, step: StepSource, counts: Sequence[int] | None, some: Sequence[Form]) -> Plan:
-        """The fastest plan of ``some`` forms."""
-        least_gain = problem.policy.schedules.least_gain
-        tried, prints, left = Tried(), bool(unread_effects(problem.graph)), tuple(some)
-        while left:
-            form, *others = tried.ordered(
-                left, partial(self._bound_s, PIPELINES, problem), problem.policy.effort.usual_gap
-            )
-            left = tuple(others)
-            closed = None if tried.best is None else self._closed(form, problem, tried.cutoff_s)
-            if closed is not None:
-                problem.trail.close(_region(form, problem), closed)
-                continue
-            if prints and form.is_pipeline and tried.best is not None:
-                break  # stages would leave the prints out
-            if form == ONE_STAGE and tried.one_stage is not None and is_best_of_one_stage(problem, tried.one_stage):
-                continue
-            if (form == EVEN_STAGES and tried.best is not None) or (form == ONE_STAGE and tried.one_stage_is_slower):
-                continue
-            try:
-                plan = self._of_form(form, problem, step, counts, tried)
-            except (InfeasiblePlanError, MicrobatchError) as error:
-                problem.trail.close(Region(form.name), outcome_of(error, problem.memory_limit_bytes))
-                tried = tried.failed(form, error)
-                continue
-            if isinstance(plan, Bounded):
-                problem.trail.close(Region(form.name), plan)
-                tried = tried.closed(form)
-                continue
-            tried = tried.planned(form, plan, least_gain)
-            problem.offer(tried.best or plan)
-            problem.checkpoint()
-            if left:
-                problem.spend()
-        if tried.best is None:
-            raise tried.failures[0] from None
-        return tried.best
+    def branches(self, problem: Problem, step: StepSource, counts: Sequence[int] | None) -> Plan:
+        """The fastest plan with independent branches side by side; arguments and errors as of `plan`."""
+        return _fastest(problem, [self._decision(problem, step, counts).branches()])
 
-    def _bound_s(self, form: Form, problem: Problem) -> float:
-        """Seconds that no plan of a form is below."""
-        freedom = Freedom.of(problem)
-        several = freedom.most_stages if form.is_pipeline else 0
-        return bound_s(problem, replace(freedom, one_stage=not form.is_pipeline, most_stages=several))
+    def _decision(self, problem: Problem, step: StepSource, counts: Sequence[int] | None) -> Decision:
+        return Decision(problem, step, counts, self.strategy, self.cache)
 
-    def _closed(self, form: Form, problem: Problem, best_s: float) -> Bounded | None:
-        """That no plan of a form saves enough of the best to be looked for, by its bound; None where one may."""
-        gap = problem.policy.effort.gap_after(units_of(problem.meter))
-        least_s = self._bound_s(form, problem)
-        return Bounded("the bound of what is computed", least_s) if least_s >= (1 - gap) * best_s else None
 
-    def _of_form(
-        self, form: Form, problem: Problem, step: StepSource, counts: Sequence[int] | None, tried: Tried
-    ) -> Plan | Bounded:
-        """The best plan of a form, which must be faster than that of the forms ``tried``."""
-        if form.is_pipeline:
-            scores = stage_block_scores(problem, tried.one_stage)
-            staged = replace(problem, subproblem=replace(problem.subproblem, block_scores=scores))
-            if form == EVEN_STAGES:
-                return self.even(staged, step, counts)
-            if form.has_branches:
-                return self.branches(staged, step, counts, tried.cutoff_s)
-            # Estimates hide nothing: even stages leave out what one stage, whose share of that is known, would not.
-            slack = problem.policy.partition.near_best if tried.one_stage is None else 1.0
-            return self.pipeline(staged, step, counts, slack * tried.cutoff_s, tried.exposed)
-        single = OneStagePlanner(self.strategy, self.cache)
-        if not form.ample_memory:
-            return single.best(problem, step, counts, tried.cutoff_s)
-        return single.ample(problem, step, counts, tried.cutoff_s)
+def _timed(problem: Problem, regions: Regions) -> Plan:
+    """The fastest plan, whose phases have the seconds of what it did not take: ranking, bounds, plans that lost."""
+    clock = Clock()
+    with clock.phase(OTHER_ATTEMPTS):
+        plan = _fastest(problem, regions)
+    return replace(plan, phases=clock.rest(OTHER_ATTEMPTS, plan.phases))
 
-    def pipeline(
-        self,
-        problem: Problem,
-        step: StepSource,
-        counts: Sequence[int] | None,
-        cutoff_s: float = math.inf,
-        exposed: float = 1.0,
-    ) -> Plan | Bounded:
-        """The best plan with several stages; arguments as of `plan`, and seconds that it must stay below."""
-        o = problem.options
-        tried: tuple[int, ...] | None = None
-        free = o.num_stages is None and schedule_of(problem).chunks == 1
-        if cutoff_s < math.inf:
-            if (closed := closed_by_reach(problem, counts, cutoff_s)) is not None:
-                return closed
-            if free and not is_large(problem) and not is_tiny(problem):
-                faster = stages_that_may_be_faster(problem, step, counts, cutoff_s, exposed)
-                if isinstance(faster, Bounded):
-                    return faster
-                tried = faster
-        subproblem = replace(problem.subproblem, cutoff_s=cutoff_s, tried_stages=tried)
-        bounded_above = replace(problem, subproblem=subproblem)
-        if free and is_large(problem):
-            return self._on_whole_nodes(bounded_above, step, counts, exposed)
-        return self._in_stages(bounded_above, step, counts, cached_with_stages(self.strategy, self.cache))
 
-    def _on_whole_nodes(
-        self, problem: Problem, step: StepSource, counts: Sequence[int] | None, exposed: float
-    ) -> Plan | Bounded:
-        """The plan of the first pair of stages and microbatches, by rising estimate, that fits a large cluster.
-
-        Interleaved stages come first where they are estimated faster by what makes idle time long.
-        """
-        search, failures = cached_with_stages(self.strategy, self.cache), list[InfeasiblePlanError]()
-        ranked, policy = ranked_on_whole_nodes(problem, step, counts, exposed), problem.policy
-        if isinstance(ranked, Bounded):
-            return ranked
-        bounded = Bounded("no stages of whole nodes are estimated to be faster")
-        interleaved = ranked.chunked(1 - policy.schedules.long_idle_share)
-        if interleaved is not None and problem.options.schedule == "auto":
-            try:
-                plan = self._interleaved(problem, step, search, *interleaved)
-                if not isinstance(plan, Bounded):
-                    return plan
-                problem.log(f"no interleaved stages: {plan.by}")
-            except (InfeasiblePlanError, ScheduleError, MicrobatchError) as error:
-                problem.log(f"no interleaved stages: {error.fact}")
-        for _, stages, count in ranked.pairs[: policy.enumeration.most_planned_pairs]:
-            subproblem = replace(problem.subproblem, tried_stages=(stages,))
-            try:
-                plan = self._in_stages(replace(problem, subproblem=subproblem), step, [count], search)
-            except InfeasiblePlanError as error:
-                failures.append(error)
-                continue
-            if not isinstance(plan, Bounded):
-                return plan
-            bounded = plan  # pairs of larger estimates are less likely to be faster
-            break
-        if failures:
-            raise failures[0]
-        return bounded
-
-    def _interleaved(
-        self,
-        problem: Problem,
-        step: StepSource,
-        search: Strategy,
-        workers: int,
-        count: int,
-        chunks: int,
-    ) -> Plan | Bounded:
-        """The plan with ``chunks`` stages on each of ``workers``, in ``count`` microbatches."""
-        schedule, cutoff_s = get("interleaved", chunks=chunks), problem.subproblem.cutoff_s
-        options = replace(problem.options, num_stages=workers * chunks, schedule=schedule)
-        plan = self._in_stages(replace(problem, options=options), step, [count], search)
-        if not isinstance(plan, Bounded) and plan.step_time >= cutoff_s:
-            return Bounded("interleaved stages as they are planned", plan.step_time)
-        return plan
-
-    def even(self, problem: Problem, step: StepSource, counts: Sequence[int] | None) -> Plan | Bounded:
-        """Even stages of as few whole nodes as may be, nothing of which is ranked; arguments, errors as of `plan`."""
-        stages = stages_of_whole_nodes(problem)[-1:]
-        if not stages:
-            raise InfeasiblePlanError(f"no stages of {problem.graph.name} are whole nodes of {problem.cluster.name}")
-        subproblem = replace(problem.subproblem, tried_stages=tuple(stages))
-        search = partial(first_pipeline, intra=cached(self.strategy, self.cache))
-        return self._in_stages(replace(problem, subproblem=subproblem), step, counts, search, one_loop=True)
-
-    def branches(
-        self, problem: Problem, step: StepSource, counts: Sequence[int] | None, cutoff_s: float = math.inf
-    ) -> Plan | Bounded:
-        """The best plan with independent branches side by side; arguments and errors as of `pipeline`."""
-        if cutoff_s < math.inf and (closed := closed_without_overlap(problem)) is not None:
-            return closed
-        subproblem = replace(problem.subproblem, cutoff_s=cutoff_s)
-        asked = None if subproblem.uniform_stages else problem.options.num_stages  # else it is that of workers
-        free = replace(problem, subproblem=subproblem, options=replace(problem.options, num_stages=asked))
-        return self._in_stages(free, step, counts, cached_with_branches(self.strategy, self.cache))
-
-    def _in_stages(
-        self,
-        problem: Problem,
-        step: StepSource,
-        counts: Sequence[int] | None,
-        search: Strategy,
-        one_loop: bool = False,
-    ) -> Plan | Bounded:
-        """The plan of a search that cuts stages, of the step with stacks taken apart, for one loop a stage if asked."""
-        o, cluster = problem.options, problem.cluster
-        problem.log(f"slicing {len(problem.graph.operators)} operators into stages for {cluster}")
-        stages = o.num_stages or getattr(self.strategy, "num_stages", None)
-        if stages is None and is_large(problem) and problem.subproblem.tried_stages:
-            (stages,) = problem.subproblem.tried_stages
-        most = problem.policy.enumeration
-        groups = 2 * most.most_stages if is_large(problem) else most.most_stack_groups
-        scores, loop = problem.subproblem.block_scores, one_loop or o.offload == "layers"
-        layered = step.layered(stages, groups, one_loop=loop, block_scores=scores)
-        options = replace(
-            o,
-            donated=layered.donated,
-            constraints=layered.constraints,
-            shared_stages=layered.shared_stages,
-            num_microbatches=None if counts is None else counts[0],
-        )
-        whole = replace(
-            problem,
-            graph=layered.graph,
-            cost_model=problem.cost_model.on(cluster),
-            options=options,
-            source=layered.source.metered(problem.meter),
-            anytime=None if problem.anytime is None else Converted(problem.anytime, layered.of_step),
-        )
-        plan = search(whole)
-        if isinstance(plan, Bounded):
-            return plan
-        if note := left_out(layered.graph):
-            plan = replace(plan, content=msgspec.structs.replace(plan.content, notes=(*plan.content.notes, note)))
-        if o.token_slices is not None:
-            plan = in_slices(whole, layered.graph, plan, o.token_slices)
-        return layered.of_step(plan)
+def _fastest(problem: Problem, regions: Regions) -> Plan:
+    """The fastest plan of some regions; the record of one with several stages has the others."""
+    known = explored(problem, regions)
+    best = known.best
+    assert best is not None
+    if best.num_stages == 1 or not known.others:
+        return best
+    search = best.content.search
+    beaten = [msgspec.structs.replace(c, note="") for plan in known.others for c in plan.content.search.considered]
+    considered = sorted((*search.considered, *beaten), key=lambda c: (c.step_time is None, c.step_time or 0.0, c.name))
+    search = msgspec.structs.replace(search, considered=tuple(considered))
+    return replace(best, content=msgspec.structs.replace(best.content, search=search))
 
 
 def _searched(plan: Plan, problem: Problem, step: StepSource, meter: Meter, trail: Trail) -> Plan:
@@ -335,14 +128,6 @@ def _searched(plan: Plan, problem: Problem, step: StepSource, meter: Meter, trai
         trail.close(Region.of_stages("pipeline", others), LeftOut(rule))
     details = msgspec.structs.replace(plan.details, work=units(meter), trail=trail.table())
     return with_executions(replace(plan, details=details), problem)
-
-
-def _region(form: Form, problem: Problem) -> Region:
-    """All plans of a form."""
-    devices, asked = problem.cluster.num_devices, problem.options.num_stages
-    if not form.is_pipeline:
-        return Region(form.name, ((1, 1),))
-    return Region(form.name, ((2, max(2, devices)),) if asked is None else ((asked, asked),))
 
 
 def _rule(problem: Problem) -> str:

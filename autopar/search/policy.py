@@ -65,19 +65,16 @@ class EnumerationPolicy:
             scales are below it, matrices are not.
         whole_step_gap: relative gap of the sharding of a whole step on the devices of one stage, which says which
             numbers of stages may be faster: it errs by more.
-        whole_step_meshes: meshes that such a step is sharded on, the most like the machine first: a choice.
-        whole_step_microbatches: most microbatches a stage there: more of them send as much in more messages.
         most_uneven: times its share of the layers that a stage on a large cluster may have: a choice. 126 layers make
             16 stages of at most 8.
         most_stage_counts: numbers of stages that are ranked there, the largest: a choice.
         most_stage_devices: devices of a stage of whole nodes, where fewer are possible: on 2,048 of them a stage of
             LLaMA 405B is planned in 25 CPU s. A choice.
-        most_ranked_stages: of them those that are ranked in several numbers of microbatches: a choice.
-        most_planned_pairs: pairs of stages and microbatches that are planned there, each where the one before does not
-            fit: a choice.
+        most_planned_pairs: numbers of microbatches of each number of stages that may be planned there: a choice.
         ranked_meshes: meshes that a whole step is sharded on to rank it, or to see whether it may fit: a choice.
-        middle_microbatches_per_stage, other_microbatches_per_stage: microbatches a stage that are ranked: bubbles of a
-            half to an eighth.
+        middle_microbatches_per_stage: microbatches a stage of the first even pipeline at least: a bubble of a quarter.
+        whole_step_microbatches: microbatches a stage of the second look at a whole step: more send as much in more
+            messages. The first look has as few as may be.
         first_stage_counts: numbers of even stages of which the first that fits is planned before any is ranked: a
             choice.
         sketched_meshes: logical meshes besides the most likely one that equal stages are looked at on: a choice.
@@ -96,20 +93,35 @@ class EnumerationPolicy:
     most_mesh_axes: int = 3
     small_state_share: float = 1e-3
     whole_step_gap: float = 1e-2
-    whole_step_meshes: int = 3
-    whole_step_microbatches: int = 2
     most_uneven: float = 1.1
     most_uneven_runs: float = 1.5
     heavy_share: float = 0.01
     most_stage_counts: int = 4
-    most_ranked_stages: int = 2
     most_stage_devices: int = 1024
     most_planned_pairs: int = 3
     ranked_meshes: int = 2
     middle_microbatches_per_stage: int = 4
-    other_microbatches_per_stage: tuple[int, ...] = (1, 8)
+    whole_step_microbatches: int = 2
     first_stage_counts: int = 2
     sketched_meshes: int = 2
+
+
+@dataclass(frozen=True)
+class RelaxationPolicy:
+    """What the seconds that a relaxation says of a region are worth.
+
+    Args:
+        usual: times these seconds that the best plan takes, before plans of the same search say how many: regions are
+            taken up by it, and closed where it is no faster.
+        spread: share by which plans of one search differ in how many times they take; 1 for a bound, which closes
+            regions by itself alone.
+        large_spread: likewise of steps that take long to plan, which wait less for latency: a whole step of GPT 39B on
+            the devices of one stage, with the bubble, is 4% below the plan.
+    """
+
+    usual: float = 1.0
+    spread: float = 0.0
+    large_spread: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -117,27 +129,35 @@ class EffortPolicy:
     """When the search stops.
 
     Args:
-        gap: share of the fastest plan's step that the forms of a plan which are not tried yet must be able to save, by
-            their bound, to be tried.
+        gap: share of the fastest plan's step that a region must be able to save, by its relaxation, to be planned.
         large_gap: likewise once ``large_work`` is spent: pipelines that could save less of a step of LLaMA 8B took 25
             times as long to plan as the plan that beats them, of one stage.
-        usual_gap: share of their step that pipelines exceed their bound by, at least: one stage is planned before them
-            where its estimate is as near to the bound. Of LLaMA 8B on 32 H100 the estimate of one stage is 7% above the
-            bound of pipelines, their steps are 5 to 45%.
-        large_work: work units (`autopar.search.work`) from which on ``large_gap`` holds: five seconds of a core.
+        large_work: work units (`autopar.search.work`) from which on ``large_gap`` and large spreads hold: five seconds
+            of a core.
         budget: work units after which the search ends as soon as a plan is known; None for any number. By default a
             hundred seconds of a core.
+        work: of the work of a region, nothing of which is sent. Of LLaMA 8B on 32 H100 pipelines take 5 to 45% more.
+        looks: of one stage without a memory limit.
+        whole_step: of a whole step on the devices of one stage.
+        interleaved: likewise of several stages on each worker, which have more launches and messages.
     """
 
     gap: float = 0.01
     large_gap: float = 0.03
-    usual_gap: float = 0.1
     large_work: int = 500_000_000
     budget: int | None = 10_000_000_000
+    work: RelaxationPolicy = RelaxationPolicy(usual=1.1, spread=1.0, large_spread=1.0)
+    looks: RelaxationPolicy = RelaxationPolicy()
+    whole_step: RelaxationPolicy = RelaxationPolicy(usual=1.05, spread=0.2, large_spread=0.03)
+    interleaved: RelaxationPolicy = RelaxationPolicy(usual=1.15, spread=0.2, large_spread=0.03)
 
     def gap_after(self, work: int) -> float:
         """The gap after so many work units."""
         return self.large_gap if work >= self.large_work else self.gap
+
+    def spread_after(self, relaxation: RelaxationPolicy, work: int) -> float:
+        """The spread of what a relaxation says, after so many work units."""
+        return relaxation.large_spread if work >= self.large_work else relaxation.spread
 
 
 @dataclass(frozen=True)

@@ -44,18 +44,15 @@ def test_every_number_of_stages_up_to_the_devices_is_told_once(free: Plan) -> No
     assert sum(row.work for row in free.search.trail) <= free.search.work
 
 
-def test_the_closest_competitor_asked_for_by_name_is_no_faster_than_told(free: Plan) -> None:
+def test_competitors_asked_for_by_name_take_about_as_long_as_told_and_longer_than_the_plan(free: Plan) -> None:
     step, args = perceptron(64, 64, 32, 64, 64)
-    rows = [row for row in free.search.trail if row.form == "pipeline" and row.least_s and row.microbatches]
-    closest = min(rows, key=lambda row: row.least_s)
-    asked = [
-        autopar.parallelize(
-            step, cluster=toy(2, 2), donate_argnums=0, num_stages=stages, num_microbatches=closest.microbatches[0]
-        ).plan(*args)
-        for stages, _ in closest.stages
-    ]
-    assert all(closest.least_s <= plan.step_time * (1 + 1e-9) for plan in asked)
-    assert all(plan.step_time >= free.step_time for plan in asked)
+    rows = [row for row in free.search.trail if row.form == "pipeline" and row.least_s]
+    assert len(rows) >= 2
+    for row in rows:
+        for stages, _ in row.stages:
+            asked = autopar.parallelize(step, cluster=toy(2, 2), donate_argnums=0, num_stages=stages).plan(*args)
+            assert asked.step_time == pytest.approx(row.least_s, rel=0.15)
+            assert asked.step_time >= free.step_time
 
 
 def test_a_planned_alternative_is_the_plan_asked_for_by_name() -> None:
@@ -78,11 +75,13 @@ def test_a_planned_alternative_is_the_plan_asked_for_by_name() -> None:
 
 
 def test_memory_that_is_short_says_by_how_much_and_where() -> None:
-    step, args = perceptron(64, 128, 128, 64)
-    plan = autopar.parallelize(step, cluster=toy(4, 1), donate_argnums=0, memory_limit=100_000).plan(*args)
-    short = [row for row in plan.search.trail if row.outcome == TOO_LARGE and row.stages == ((2, 2),)]
+    step, args = perceptron(64, 64, 64, batch=256)
+    plan = autopar.parallelize(
+        step, cluster=toy(4, 1), donate_argnums=0, num_stages=2, memory_limit=100_000, schedule="1f1b"
+    ).plan(*args)
+    short = [row for row in plan.search.trail if row.outcome == TOO_LARGE and row.microbatches == (1,)]
     assert short and all(row.missing_bytes and "stage" in row.why for row in short)
-    assert re.search(r"2: too large by .* a device", plan.explain("stages"))
+    assert re.search(r"1: too large by .* a device", plan.explain("microbatches"))
 
 
 def test_a_file_keeps_the_trail_and_the_command_line_tells_it(free: Plan, tmp_path) -> None:

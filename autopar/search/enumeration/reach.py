@@ -1,4 +1,4 @@
-"""What pipelines of a step could reach at best, so that none is planned where one stage is as fast.
+"""What pipelines of a step could reach at best, by the number of their stages.
 
 A pipeline of S equal stages on n = D / S devices each takes, with m microbatches of which each takes t on all stages,
 
@@ -17,50 +17,15 @@ from functools import cache
 
 from autopar.cost import LeastWork
 from autopar.errors import ScheduleError
-from autopar.ir.phases import phase_of
 from autopar.microbatch import batch_size
 from autopar.search.attention_blocks import block_scores
 from autopar.search.enumeration.candidates import schedule_of
 from autopar.search.enumeration.search_space import stage_counts
-from autopar.search.outcome import Bounded
 from autopar.search.problem import Problem
 from autopar.search.sure_work import sure_works
-from autopar.search.trail import Region
 
 #: What closes a number of stages, in words.
 EQUAL_STAGES = "equal stages that send nothing, an estimate"
-
-
-def closed_by_reach(problem: Problem, counts: Sequence[int] | None, cutoff_s: float) -> Bounded | None:
-    """That no pipeline takes less than ``cutoff_s``; None where one may.
-
-    At its best none does; or the devices are those of one process on a CPU, which runs programs of several devices one
-    after another, so that stages never overlap; or nothing is differentiated, on one node.
-
-    Args:
-        problem: the step in one microbatch.
-        counts: numbers of microbatches that may be taken; None for all.
-        cutoff_s: seconds of a plan that is at hand.
-    """
-    if (closed := closed_without_overlap(problem)) is not None:
-        return closed
-    trains = any(phase_of(op) == "backward" for op in problem.graph.operators)
-    if problem.cluster.num_nodes == 1 and not trains:
-        return Bounded("without a backward pass the caller waits for each step")
-    by_stages = least_by_stages(problem, counts)
-    reached_s = min(by_stages.values(), default=float("inf"))
-    if reached_s < cutoff_s:
-        return None
-    for stages, seconds in by_stages.items():
-        problem.trail.close(Region.of_stages("pipeline", [stages]), Bounded(EQUAL_STAGES, seconds))
-    return Bounded(EQUAL_STAGES, reached_s)
-
-
-def closed_without_overlap(problem: Problem) -> Bounded | None:
-    """That programs of several devices never run at once, as those of one process on a CPU; None where they may."""
-    if problem.cluster.num_nodes == 1 and all("cpu" in d.jax_kinds for d in problem.cluster.device_types):
-        return Bounded("stages in one process on a CPU do not overlap")
-    return None
 
 
 def least_s(problem: Problem, counts: Sequence[int] | None) -> float:
@@ -68,8 +33,16 @@ def least_s(problem: Problem, counts: Sequence[int] | None) -> float:
     return min(least_by_stages(problem, counts).values(), default=float("inf"))
 
 
-def least_by_stages(problem: Problem, counts: Sequence[int] | None) -> dict[int, float]:
-    """`least_s` by number of stages, of those that some number of microbatches is possible with."""
+def least_by_stages(
+    problem: Problem, counts: Sequence[int] | None, numbers: Sequence[int] | None = None
+) -> dict[int, float]:
+    """`least_s` by number of stages, of those that some number of microbatches is possible with.
+
+    Args:
+        problem: the step in one microbatch.
+        counts: numbers of microbatches that may be taken; None for all.
+        numbers: of stages; None for those that are worth trying.
+    """
     size = batch_size(problem.graph) or 1
     possible = counts or [2**k for k in range(size.bit_length()) if size % 2**k == 0]
     cluster, cost = problem.cluster, problem.cost_model
@@ -84,7 +57,7 @@ def least_by_stages(problem: Problem, counts: Sequence[int] | None) -> dict[int,
 
     seconds: dict[int, float] = {}
     schedule, left = schedule_of(problem), problem.policy.schedules.bubble_left
-    for stages in stage_counts(problem, schedule):
+    for stages in stage_counts(problem, schedule) if numbers is None else numbers:
         devices = cluster.num_devices / stages
         own_s = each_s(devices, True) / stages
         for count in possible:

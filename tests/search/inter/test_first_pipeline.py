@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import msgspec
 import pytest
 
 import autopar
 from autopar.search.anytime import Incumbent
-from autopar.search.enumeration.forms import AMPLE_STAGE, EVEN_STAGES, ONE_STAGE, PIPELINES, Tried, forms
-from autopar.search.looks import MemoryNotAmpleError
 from autopar.search.policy import SearchPolicy, SizePolicy
 from autopar.search.sketches import Sketches
 from examples import mlp
-from tests.search.problems import problem_of, toy, with_policy
+from tests.search.problems import toy, with_policy
 
 #: Every step is as a large one.
 LARGE = SearchPolicy(sizes=SizePolicy(tiny_operators=0, few_operators=0, small_operators=0))
@@ -80,42 +75,6 @@ def test_an_even_pipeline_is_planned_as_often_as_its_stages_differ():
     plan = with_policy(free, LARGE).plan(*args)
     assert plan.num_stages == 4
     assert 1 <= sum("planning stage" in line for line in told) <= 3
-
-
-@pytest.mark.slow
-def test_of_pipelines_the_faster_is_taken_however_little_it_saves():
-    plan = planned(LARGE)
-    faster = replace(plan, content=replace_step(plan.content, 0.999))
-    assert Tried(best=plan).planned(PIPELINES, faster, 0.5).best is faster
-    one = replace(plan, content=replace_step(plan.content, 1.0, plan.content.stages[:1]))
-    assert Tried(best=one, one_stage=one).planned(PIPELINES, faster, 0.5).best is one
-
-
-def test_one_stage_that_is_slower_whatever_the_memory_is_known():
-    assert Tried().closed(AMPLE_STAGE).one_stage_is_slower and not Tried().closed(PIPELINES).one_stage_is_slower
-    assert not Tried().failed(AMPLE_STAGE, MemoryNotAmpleError("too large")).one_stage_is_slower
-
-
-def test_one_stage_comes_first_where_its_estimate_is_near_the_bound_of_pipelines():
-    tried, left = Tried().failed(AMPLE_STAGE, MemoryNotAmpleError("too large", 2.0)), (PIPELINES, ONE_STAGE)
-    assert tried.ordered(left, lambda: 1.9, 0.1) == (ONE_STAGE, PIPELINES)
-    assert tried.ordered(left, lambda: 1.7, 0.1) == left
-    assert Tried().failed(AMPLE_STAGE, MemoryNotAmpleError("too large")).ordered(left, lambda: 9.0, 0.1) == left
-    assert tried.planned(PIPELINES, planned(LARGE), 0.0).ordered(left, lambda: 1.9, 0.1) == left
-
-
-def test_even_stages_are_a_form_of_large_clusters_alone():
-    fn, args = mlp.build(abstract=True)
-    free = {"num_stages": None, "num_microbatches": None}
-    few, many = (problem_of(fn, args, toy(2 * n, nodes=n), **free) for n in (4, 128))
-    assert EVEN_STAGES not in forms(few, cuts_stages=False, tries_pipelines=True)
-    assert forms(many, cuts_stages=False, tries_pipelines=True)[0] == EVEN_STAGES
-    assert EVEN_STAGES not in forms(many, cuts_stages=True, tries_pipelines=True)
-
-
-def replace_step(content, factor, stages=None):
-    """Content of a plan whose step takes ``factor`` times as long."""
-    return msgspec.structs.replace(content, step_time=factor * content.step_time, stages=stages or content.stages)
 
 
 def test_looks_say_which_candidate_is_planned_exactly(offered, monkeypatch):

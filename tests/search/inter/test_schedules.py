@@ -67,6 +67,7 @@ def test_two_stages_a_worker_where_one_waits_for_long():
     by_name = {c.name: c.step_time for c in plan.search.considered}
     assert {"zb-v", "interleaved"} <= {name.rpartition(" ")[2] for name in by_name}
     assert plan.step_time == min(by_name.values())
+    assert [c.note for c in plan.search.considered].count("chosen") == 1
 
 
 def test_no_two_stages_a_worker_where_the_number_of_stages_was_asked_for():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from dataclasses import replace
 
 import msgspec
@@ -13,8 +14,8 @@ from autopar.errors import InfeasiblePlanError
 from autopar.search.enumeration import whole_steps
 from autopar.search.enumeration.candidates import Candidate
 from autopar.search.first_pipeline import even_candidates, has_equal_stages, other_even_candidates
-from autopar.search.planner import Planner
 from autopar.search.policy import SearchPolicy, SizePolicy
+from autopar.search.several_stages import SeveralStages
 from autopar.search.single_stage import OneStagePlanner
 from autopar.search.sketches import limit_cost, may_gain, sketch
 from autopar.search.stage_planning import stage
@@ -37,18 +38,20 @@ def planned(policy=LARGE, memory=10**9, nodes=4, devices=None, batch=64, **optio
 def layered(monkeypatch):
     """The problem, its source and the strategy of a search of pipelines."""
     searches = []
-    in_stages = Planner._in_stages
+    in_stages = SeveralStages._planned
 
-    def note(self, problem, step, counts, search, one_loop=False):
+    def note(self, problem, counts, search, one_loop=False):
         def noted(whole):
             searches.append(whole)
-            return search(whole)
+            raise KeyboardInterrupt
 
-        return in_stages(self, problem, step, counts, noted, one_loop)
+        return in_stages(self, problem, counts, noted, one_loop)
 
-    monkeypatch.setattr(Planner, "_in_stages", note)
-    planned(time_limit_s=0, num_microbatches=16, schedule="1f1b", memory=400_000)
-    return replace(searches[0], anytime=None)
+    monkeypatch.setattr(SeveralStages, "_planned", note)
+    with contextlib.suppress(KeyboardInterrupt):
+        planned(num_microbatches=16, schedule="1f1b", memory=400_000)
+    free = replace(searches[0].subproblem, tried_stages=None, cutoff_s=math.inf)
+    return replace(searches[0], anytime=None, subproblem=free)
 
 
 def test_a_look_ends_once_its_stages_take_as_long(layered):

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 import autopar
-from autopar.search.enumeration.whole_steps import RankedPairs, _on_few_devices
-from examples import llama, mlp
-from tests.search.problems import problem_of
+from examples import llama
 
 
 def planned(layers, nodes, **options):
@@ -31,15 +29,6 @@ def test_a_number_of_microbatches_that_is_given_is_taken():
     assert (plan.num_microbatches, plan.num_stages > 1) == (8, True)
 
 
-def test_interleaved_stages_are_planned_where_they_are_estimated_faster_by_far():
-    pairs = ((10.0, 64, 256), (11.0, 32, 128))
-    interleaved = ((8.9, 16, 16, 4), (9.5, 16, 64, 4))
-    assert RankedPairs(pairs, interleaved).chunked(0.9) == (16, 16, 4)
-    assert RankedPairs(pairs, interleaved).chunked(0.8) is None
-    assert RankedPairs(pairs).chunked(0.9) is None
-    assert RankedPairs((), interleaved).chunked(0.9) == (16, 16, 4)
-
-
 @pytest.mark.slow
 def test_interleaved_stages_that_hide_what_they_send_are_found():
     """In four microbatches a stage none of these pipelines is as fast as one stage, and in one a stage they are."""
@@ -47,10 +36,3 @@ def test_interleaved_stages_that_hide_what_they_send_are_found():
     schedule = autopar.schedule.get("interleaved", chunks=4)
     named = [planned(32, 32, schedule=schedule, num_stages=16, num_microbatches=4), planned(32, 32, num_stages=1)]
     assert free.step_time <= 1.01 * min(plan.step_time for plan in named)
-
-
-def test_stages_have_few_devices_where_that_is_possible():
-    fn, args = mlp.build(abstract=True)
-    problem = problem_of(fn, args, autopar.Cluster.load("dgx-h100", nodes=512))
-    assert _on_few_devices(problem, (2, 4, 8)) == [4, 8], "of 4,096 devices at most 1,024"
-    assert _on_few_devices(problem, (2,)) == (2,)

@@ -1,59 +1,61 @@
-"""Numbers of stages are left out where no number of microbatches makes equal stages faster than the plan at hand."""
+"""Equal stages: what they take in each number of microbatches by looks in one or two."""
 
 from __future__ import annotations
 
-import math
-from types import SimpleNamespace
-
 import pytest
 
-from autopar.errors import MicrobatchError
-from autopar.search.enumeration import whole_steps
-from autopar.search.enumeration.whole_steps import stages_that_may_be_faster
-from autopar.search.outcome import Bounded
+from autopar.api.options import ParallelOptions
+from autopar.api.pure import PureFunction
+from autopar.cluster import LogicalMesh
+from autopar.search.enumeration.whole_steps import EqualStages, equal_stages
+from autopar.search.policy import SearchPolicy
 from examples import mlp
-from tests.search.problems import problem_of, toy
+from tests.search.problems import toy
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
+MESH = LogicalMesh((("x", 2),), ())
+LEFT = SearchPolicy().schedules.bubble_left
 
 
-def _problem():
-    fn, args = mlp.build(abstract=True, layers=8, hidden=32, batch=64)
-    return problem_of(fn, args, toy(8), num_stages=None, num_microbatches=None)
+def _looks(stages: int, *looked: tuple[int, float], is_beyond: bool = False) -> EqualStages:
+    return EqualStages(stages, looked, MESH, is_beyond=is_beyond)
 
 
-def _tried(monkeypatch, u, v, cutoff_s, exposed=1.0, possible=lambda count: True):
-    """Numbers of stages that are tried where a step of all stages takes u + v m seconds in m microbatches."""
-
-    def in_form(form):
-        if not possible(form.microbatches):
-            raise MicrobatchError(f"{form.microbatches} microbatches")
-        return SimpleNamespace(graph=None)
-
-    def equal(problem, graph, count, stages, cutoff_s=math.inf, sufficient_s=math.inf):
-        return u + v * count
-
-    monkeypatch.setattr(whole_steps, "_equal_stages_s", equal)
-    monkeypatch.setattr(whole_steps, "least_by_stages", lambda problem, counts: dict.fromkeys((2, 4, 8), 0.0))
-    step = SimpleNamespace(in_form=in_form)
-    faster = stages_that_may_be_faster(_problem(), step, None, cutoff_s, exposed)
-    return () if isinstance(faster, Bounded) else faster
-
-
-@pytest.mark.few(16)
 @pytest.mark.parametrize("v", [0.0, 0.01, 0.1])
-@pytest.mark.parametrize("cutoff_s", [1.01, 1.05, 1.2, 1.5, 2.0])
-@pytest.mark.parametrize("exposed", [1.0, 0.8])
-def test_what_is_left_of_the_bubble_counts_in_every_number_of_microbatches(monkeypatch, v, cutoff_s, exposed):
-    left = _problem().policy.schedules.bubble_left
+@pytest.mark.parametrize("stages", [2, 8])
+def test_what_is_left_of_the_bubble_counts_in_every_number_of_microbatches(v: float, stages: int) -> None:
+    """Seconds without the bubble are 1 + v m; of one microbatch twice as much of the bubble is left."""
+    looks = _looks(stages, (1, 1 + v), (16, 1 + 16 * v))
+    others = stages - 1
 
-    def least_s(stages):
-        return min((1 + v * m) * (1 + left * (stages - 1) / m) for m in COUNTS if m <= 32 * stages)
+    def seconds(m: int) -> float:
+        left = LEFT * (2 - min(1.0, (m - 1) / others))
+        return (1 + v * m) * (1 + left * others / m)
 
-    # What takes as long without a bubble, in two microbatches a stage, is left out at once.
-    wanted = tuple(s for s in (2, 4, 8) if exposed * max(1 + v * 2 * s, least_s(s)) < cutoff_s)
-    assert _tried(monkeypatch, 1.0, v, cutoff_s, exposed) == wanted
+    assert [looks.busy_s(m) for m in COUNTS] == pytest.approx([1 + v * m for m in COUNTS])
+    assert looks.least_s(COUNTS, LEFT) == pytest.approx(min(map(seconds, COUNTS)))
+    assert looks.least_s([1], LEFT) == pytest.approx((1 + v) * (1 + 2 * LEFT * others))
 
 
-def test_what_cannot_be_cut_is_tried(monkeypatch):
-    assert _tried(monkeypatch, 1.0, 0.1, 1.05, possible=lambda count: count < 2) == (2, 4, 8)
+def test_one_look_says_that_more_microbatches_gain_the_bubble_alone() -> None:
+    assert _looks(4, (8, 1.0)).least_s(COUNTS, LEFT) == pytest.approx(1 + LEFT * 3 / 64)
+
+
+def test_stages_on_each_worker_divide_the_bubble() -> None:
+    assert _looks(5, (8, 1.0)).step_s(8) == 1.5
+    assert _looks(5, (8, 1.0)).step_s(8, chunks=2, uneven=1.1) == pytest.approx(1.1 * 1.25)
+
+
+def test_a_look_that_takes_too_long_says_so_and_counts_as_what_is_of_use() -> None:
+    fn, args = mlp.build(abstract=True, layers=8, hidden=32, batch=64)
+    function = PureFunction(fn, ParallelOptions(cluster=toy(8)))
+    traced, _ = function.plan(function.resolve(args, {})[0])
+    problem, step = function.searched(traced, None)
+    found = equal_stages(problem, step, 2, 1, 1e9)
+    assert found is not None and 0 < found.busy_s(1) < 1e9 and not found.is_beyond
+    least_s = found.busy_s(1) / 2
+    beyond = equal_stages(problem, step, 2, 1, least_s)
+    assert beyond is not None and beyond.is_beyond and beyond.busy_s(1) == least_s
+    both = equal_stages(problem, step, 2, 4, 1e9, found)
+    assert both is not None and [m for m, _ in both.looked] == [1, 4] and both.mesh == found.mesh
+    assert equal_stages(problem, step, 2, 3, 1e9) is None, "64 examples are not three equal parts"

@@ -1,0 +1,372 @@
+"""`Decision`: the regions of the whole decision, and how each is expanded by the loop (`autopar.search.loop`).
+
+    one stage        looks at its meshes without a limit: its plan where memory is ample, else microbatches,
+                     recomputation and the host (`autopar.search.single_stage`)
+    pipelines        numbers of stages, each by the work of its stages, then by the whole step on the devices of one of
+                     them, then planned (`autopar.search.pipelines`); where stages are whole nodes by microbatches too
+    branches         independent branches side by side on parts of the devices (`autopar.search.branches`)
+
+What the user asked for leaves regions out. It prices nothing and solves nothing itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeAlias
+
+from autopar.errors import InfeasiblePlanError
+from autopar.ir.analysis import unread_effects
+from autopar.ir.phases import phase_of
+from autopar.microbatch import batch_size
+from autopar.schedule import factory_named, get
+from autopar.schedule.branches import Branches
+from autopar.search.attention_blocks import stage_block_scores
+from autopar.search.bound import Freedom, bound_s
+from autopar.search.cache import PlanCache
+from autopar.search.enumeration.candidates import schedule_of
+from autopar.search.enumeration.reach import EQUAL_STAGES, least_by_stages
+from autopar.search.enumeration.search_space import (
+    is_large,
+    may_have_stages,
+    stages_of_whole_nodes,
+    unevenness,
+)
+from autopar.search.enumeration.side_by_side import has_branches
+from autopar.search.enumeration.whole_steps import WHOLE_STEP, EqualStages, counts_that_may_fit, equal_stages
+from autopar.search.looks import MemoryNotAmpleError
+from autopar.search.loop import Expansion, Known, OpenRegion, Relaxation
+from autopar.search.outcome import Bounded, LeftOut, Outcome
+from autopar.search.problem import Problem
+from autopar.search.registry import Strategy, cuts_stages, names_one_stage
+from autopar.search.several_stages import SeveralStages
+from autopar.search.single_stage import OneStagePlanner, is_best_of_one_stage
+from autopar.search.source import StepSource
+from autopar.search.trail import Region
+
+#: Names of relaxations, as the trail has them.
+WORK, LOOKS = "the bound of what is computed", "looks at every mesh without the memory limit, an estimate"
+#: Looks by number of stages.
+_Looks: TypeAlias = dict[int, EqualStages]
+_INTERLEAVED = "interleaved stages by the whole step on the devices of one worker, an estimate"
+
+
+def asks_for_branches(schedule: Any) -> bool:
+    """Whether a schedule that was asked for is that of branches side by side."""
+    if isinstance(schedule, str):
+        return schedule not in ("auto", "none") and factory_named(schedule) is Branches
+    return isinstance(schedule, Branches)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The regions of one problem.
+
+    Args:
+        problem: the step in one microbatch, where it runs, and what is asked for; what is None is free.
+        step: the step in other forms.
+        counts: numbers of microbatches that may be taken, the first is wanted; None where all may.
+        strategy: shards one stage, or cuts the step into stages itself.
+        cache: plans that are kept; None keeps none.
+    """
+
+    problem: Problem
+    step: StepSource
+    counts: Sequence[int] | None
+    strategy: Strategy
+    cache: PlanCache | None = None
+
+    def regions(self, *, tries_pipelines: bool) -> tuple[OpenRegion, ...]:
+        """All that may be planned.
+
+        A mesh that is asked for and has all devices is the mesh of one stage. Stages run what outputs need: a step that
+        prints has several where they are asked for, or one does not fit.
+
+        Args:
+            tries_pipelines: whether pipelines are planned next to one stage where the number of stages is free.
+        """
+        problem, o, devices = self.problem, self.problem.options, self.problem.cluster.num_devices
+        if asks_for_branches(o.schedule):
+            return (self.branches(),)
+        if (o.num_stages or 1) > 1 or (o.num_stages is None and devices > 1 and cuts_stages(self.strategy)):
+            return (self.pipelines(),)
+        tries_pipelines = tries_pipelines and not names_one_stage(self.strategy)
+        if o.num_stages is not None or not tries_pipelines or devices == 1:
+            return (self._exact_stage(),)
+        if o.schedule not in ("auto", "none"):
+            return (self.pipelines(), self._exact_stage(WORK))
+        if unread_effects(problem.graph):
+            return (self._one_stage(), self.pipelines(LeftOut("stages would leave out what the step prints")))
+        if o.mesh_shape is not None and math.prod(o.mesh_shape) == devices:
+            return (self._exact_stage(),)
+        several: tuple[OpenRegion, ...] = (self.pipelines(self._without_overlap()),)
+        if o.schedule == "auto" and has_branches(problem):
+            several = (*several, self.branches())
+        if o.schedule == "auto" and is_large(problem):
+            even = self._even()
+            first = problem.cluster.num_nodes > problem.policy.sizes.many_nodes
+            return (even, self._one_stage(), *several) if first else (self._one_stage(), even, *several)
+        return (self._one_stage(), *several)
+
+    def on_workers(self) -> tuple[OpenRegion, ...]:
+        """All that workers in other processes may carry out: several stages, or one on one worker.
+
+        Branches are planned next to pipelines where the stages are as many as there are workers because nobody said how
+        many.
+        """
+        problem = self.problem
+        if asks_for_branches(problem.options.schedule):
+            return (self.branches(),)
+        free = problem.subproblem.uniform_stages and problem.options.schedule == "auto"
+        free = free and problem.options.token_slices is None and problem.cluster.num_nodes > 1
+        free = free and not cuts_stages(self.strategy) and not names_one_stage(self.strategy)
+        return (self.pipelines(), self.branches()) if free and has_branches(problem) else (self.pipelines(),)
+
+    # One stage.
+
+    def _one_stage(self) -> OpenRegion:
+        """One stage, of which is known nothing yet: planned at once where memory is ample."""
+
+        def expand(known: Known) -> Expansion | Bounded:
+            try:
+                planner = OneStagePlanner(self.strategy, self.cache)
+                plan = planner.ample(self.problem, self.step, self.counts, known.best_s)
+            except InfeasiblePlanError as error:
+                seconds = error.estimate_s if isinstance(error, MemoryNotAmpleError) else None
+                seconds = seconds or 0.0
+                region = self._exact_stage(LOOKS, seconds)
+                return Expansion(regions=(replace(region, expand=partial(self._by_microbatches, seconds)),))
+            if isinstance(plan, Bounded):
+                return plan
+            if is_best_of_one_stage(self.problem, plan):
+                return Expansion(plan)
+            return Expansion(plan, (self._exact_stage(LOOKS, 0.0),))
+
+        return OpenRegion(Region("one stage", ((1, 1),)), expand)
+
+    def _by_microbatches(self, seconds: float, known: Known) -> Expansion | Bounded:
+        """One stage by looks in the fewest microbatches that may fit without recomputation."""
+        possible = self._possible
+        count = counts_that_may_fit(self.problem, self.step, possible)[0] if len(possible) > 1 else possible[0]
+        if count == possible[0]:
+            return Expansion(regions=(self._exact_stage(LOOKS, seconds),))
+        looked = equal_stages(self.problem, self.step, 1, count, known.best_s)
+        if looked is not None and looked.is_beyond:
+            return Bounded(LOOKS, known.best_s)
+        return Expansion(regions=(self._exact_stage(LOOKS, seconds if looked is None else looked.busy_s(count)),))
+
+    def _exact_stage(self, name: str = "", seconds: float = 0.0) -> OpenRegion:
+        """One stage in any microbatches, with any recomputation; what a relaxation says of it."""
+
+        def expand(known: Known) -> Expansion | Bounded:
+            planner = OneStagePlanner(self.strategy, self.cache)
+            plan = planner.best(self.problem, self.step, self.counts, known.best_s)
+            return plan if isinstance(plan, Bounded) else Expansion(plan)
+
+        region = Region("one stage", ((1, 1),))
+        if not name:
+            return OpenRegion(region, expand)
+        least_s = self._bound_s(several=False)
+        relaxation = Relaxation(name, self.problem.policy.effort.looks)
+        return OpenRegion(region, expand, relaxation, max(least_s, seconds), max(least_s, seconds))
+
+    # Several stages.
+
+    def pipelines(self, only_without: Outcome | None = None) -> OpenRegion:
+        """All pipelines.
+
+        Args:
+            only_without: see `OpenRegion`.
+        """
+        o = self.problem.options
+        free = o.num_stages is None and schedule_of(self.problem).chunks == 1
+        if not free or (cuts_stages(self.strategy) and not is_large(self.problem)):
+            return replace(self._stages(None), only_without=only_without)
+
+        def expand(known: Known) -> Expansion | Bounded:
+            regions = tuple(self._by_work())
+            if not regions:
+                return Expansion(regions=(self._stages(None),))  # its error says why there are none
+            return Expansion(regions=regions)
+
+        least_s, relaxation = self._bound_s(several=True), Relaxation(WORK, self.problem.policy.effort.work)
+        region = Region("pipeline", ((2, max(2, self.problem.cluster.num_devices)),))
+        return OpenRegion(region, expand, relaxation, least_s, least_s, only_without=only_without)
+
+    def _by_work(self) -> Iterator[OpenRegion]:
+        """Numbers of stages by the work of each stage."""
+        numbers = few_devices(self.problem, stages_of_whole_nodes(self.problem)) if is_large(self.problem) else None
+        by_stages = least_by_stages(self.problem, self.counts, numbers)
+        relaxation = Relaxation(EQUAL_STAGES, self.problem.policy.effort.work)
+        devices, is_uniform = self.problem.cluster.num_devices, len(self.problem.cluster.groups) == 1
+        equal = [stages for stages in by_stages if devices % stages == 0] if is_uniform else []
+        looks: _Looks = {}
+        for stages, seconds in sorted(by_stages.items()):
+            # Of unequal stages is said what is said of the next numbers of equal ones.
+            below = max((s for s in equal if s <= stages), default=0)
+            above = min((s for s in equal if s >= stages), default=0)
+            near = tuple(sorted({below, above} - {0}))
+            region = replace(self._stages(stages), relaxation=relaxation, least_s=seconds, expected_s=seconds)
+            yield replace(region, expand=partial(self._by_first_look, stages, near, looks)) if near else region
+
+    def _by_first_look(self, stages: int, near: Sequence[int], looks: _Looks, known: Known) -> Expansion | Bounded:
+        """A number of stages by the whole step on the devices of one of ``near``, in as few microbatches as may be."""
+        return self._by_looks(stages, near, looks, known, min(self._possible), self._by_second_look)
+
+    def _by_second_look(self, stages: int, near: Sequence[int], looks: _Looks, known: Known) -> Expansion | Bounded:
+        """Likewise in more microbatches."""
+        return self._by_looks(stages, near, looks, known, None, None)
+
+    def _by_looks(
+        self,
+        stages: int,
+        near: Sequence[int],
+        looks: _Looks,
+        known: Known,
+        count: int | None,
+        then: Callable[..., Expansion | Bounded] | None,
+    ) -> Expansion | Bounded:
+        """A number of stages by looks at those near it, which ``looks`` has or gets.
+
+        Args:
+            stages: their number.
+            near: numbers of equal stages that are looked at.
+            looks: that were made, by number of stages.
+            known: what was planned.
+            count: microbatches; None for a few a stage.
+            then: what becomes of it next; None for being planned.
+        """
+        for number in near:
+            before, per_stage = looks.get(number), self.problem.policy.enumeration.whole_step_microbatches
+            here = self._count_for(number, per_stage) if count is None else count
+            if before is None or all(m != here for m, _ in before.looked):
+                after = equal_stages(self.problem, self.step, number, here, known.best_s, before)
+                if after is None:  # in other microbatches the step may be cut
+                    return Expansion(regions=(self._stages(stages),))
+                looks[number] = after
+        next_regions = tuple(self._planned_next(stages, near, looks))
+        if not next_regions:
+            return Bounded(WHOLE_STEP, known.best_s)
+        if then is None:
+            return Expansion(regions=next_regions)
+        best = min(next_regions, key=lambda region: region.expected_s)
+        least_s = min(region.least_s for region in next_regions)
+        region = Region.of_stages("pipeline", [stages])
+        return Expansion(
+            regions=(replace(best, region=region, least_s=least_s, expand=partial(then, stages, near, looks)),)
+        )
+
+    def _planned_next(self, stages: int, near: Sequence[int], looks: _Looks) -> Iterator[OpenRegion]:
+        """What is planned of a number of stages: any number of microbatches, or on a large cluster each of some."""
+        left, possible = self.problem.policy.schedules.bubble_left, self._possible
+        equal = min((looks[number] for number in near), key=lambda look: (look.least_s(possible, left), look.stages))
+        policy = self.problem.policy
+        if equal.is_beyond:
+            return
+        most = policy.enumeration.most_ranked_per_stage * stages
+        some = [m for m in possible if m <= most] or [min(possible)]
+        relaxation = Relaxation(WHOLE_STEP, policy.effort.whole_step)
+        ranked = sorted(some, key=lambda m: (equal.step_s(m), m))
+        if not is_large(self.problem):
+            least_s = equal.least_s(possible, left)
+            expected_s = equal.step_s(ranked[0])
+            yield replace(self._stages(stages), relaxation=relaxation, least_s=least_s, expected_s=expected_s)
+            return
+        for count in ranked[: policy.enumeration.most_planned_pairs]:
+            least_s, expected_s = equal.least_s([count], left), equal.step_s(count)
+            region = self._stages(stages, count)
+            yield replace(region, relaxation=relaxation, least_s=least_s, expected_s=expected_s)
+            if self.problem.options.schedule != "auto" or count % stages:
+                continue
+            for chunks in policy.schedules.ranked_chunks:
+                if may_have_stages(self.problem, stages * chunks):
+                    yield self._interleaved(equal, count, chunks)
+
+    def _interleaved(self, equal: EqualStages, count: int, chunks: int) -> OpenRegion:
+        """``chunks`` stages on each of as many workers as there are equal stages."""
+        workers = equal.stages
+        seconds = equal.step_s(count, chunks, unevenness(self.problem, workers * chunks))
+        schedule = get("interleaved", chunks=chunks)
+        options = replace(self.problem.options, num_stages=workers * chunks, schedule=schedule)
+        asked = replace(self, problem=replace(self.problem, options=options))
+        relaxation = Relaxation(_INTERLEAVED, self.problem.policy.effort.interleaved)
+        region = asked._stages(None, count)  # as many as its options say
+        return replace(region, relaxation=relaxation, least_s=seconds, expected_s=seconds)
+
+    def _stages(self, stages: int | None, count: int | None = None) -> OpenRegion:
+        """Pipelines with a number of stages and of microbatches; None for what the problem says."""
+        o, counts = self.problem.options, self.counts if count is None else [count]
+
+        def expand(known: Known) -> Expansion | Bounded:
+            problem = self._below(known, None if stages is None else (stages,))
+            plan = SeveralStages(self.strategy, self.cache, self.step).pipeline(problem, counts)
+            return plan if isinstance(plan, Bounded) else Expansion(plan)
+
+        asked = stages or o.num_stages
+        numbers = range(2, max(2, self.problem.cluster.num_devices) + 1) if asked is None else [asked]
+        schedule = "" if isinstance(o.schedule, str) else o.schedule.name
+        region = Region.of_stages("pipeline", numbers, [] if count is None else [count], schedule)
+        return OpenRegion(region, expand)
+
+    def _even(self) -> OpenRegion:
+        """Even stages, nothing of which is compared: a plan within seconds, where there is none yet."""
+
+        def expand(known: Known) -> Expansion | Bounded:
+            plan = SeveralStages(self.strategy, self.cache, self.step).even(self._below(Known()), self.counts)
+            return plan if isinstance(plan, Bounded) else Expansion(plan)
+
+        region = Region("pipeline", ((2, self.problem.cluster.num_devices),), how="even stages")
+        return OpenRegion(region, expand, only_without=LeftOut("a plan is known"), is_silent=True)
+
+    def branches(self) -> OpenRegion:
+        """Independent branches side by side."""
+
+        def expand(known: Known) -> Expansion | Bounded:
+            plan = SeveralStages(self.strategy, self.cache, self.step).branches(self._below(known), self.counts)
+            return plan if isinstance(plan, Bounded) else Expansion(plan)
+
+        asked, devices = self.problem.options.num_stages, self.problem.cluster.num_devices
+        region = Region("branches", ((2, max(2, devices)),) if asked is None else ((asked, asked),))
+        least_s, relaxation = self._bound_s(several=True), Relaxation(WORK, self.problem.policy.effort.work)
+        return OpenRegion(region, expand, relaxation, least_s, least_s, only_without=self._without_overlap())
+
+    def _below(self, known: Known, tried: tuple[int, ...] | None = None) -> Problem:
+        """The problem of stages that must take less than the best plan."""
+        scores = stage_block_scores(self.problem, known.one_stage)
+        subproblem = replace(self.problem.subproblem, cutoff_s=known.best_s, tried_stages=tried, block_scores=scores)
+        return replace(self.problem, subproblem=subproblem)
+
+    @property
+    def _possible(self) -> Sequence[int]:
+        """Numbers of microbatches that may be taken, powers of two where all may."""
+        size = batch_size(self.problem.graph) or 1
+        return self.counts or [2**k for k in range(size.bit_length()) if size % 2**k == 0]
+
+    def _count_for(self, stages: int, per_stage: int) -> int:
+        """The most microbatches that may be taken up to so many a stage."""
+        return max((n for n in self._possible if n <= per_stage * stages), default=min(self._possible))
+
+    def _without_overlap(self) -> Outcome | None:
+        """Why stages cannot be faster than one: they never run at once, or the caller waits for each step."""
+        cluster = self.problem.cluster
+        if cluster.num_nodes > 1:
+            return None
+        if all("cpu" in d.jax_kinds for d in cluster.device_types):
+            return Bounded("stages in one process on a CPU do not overlap")
+        if all(phase_of(op) != "backward" for op in self.problem.graph.operators):
+            return Bounded("without a backward pass the caller waits for each step")
+        return None
+
+    def _bound_s(self, *, several: bool) -> float:
+        """Seconds that no plan of one stage, or of several, is below."""
+        freedom = Freedom.of(self.problem)
+        most = freedom.most_stages if several else 0
+        return bound_s(self.problem, replace(freedom, one_stage=not several, most_stages=most))
+
+
+def few_devices(problem: Problem, every: Sequence[int]) -> Sequence[int]:
+    """Numbers of stages with few devices each, where there are some: others have many meshes, each slow to plan."""
+    most = problem.policy.enumeration.most_stage_devices
+    return [stages for stages in every if problem.cluster.num_devices <= most * stages] or every

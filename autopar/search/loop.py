@@ -1,0 +1,218 @@
+"""The search: branch and bound over regions of the whole decision, with a ladder of relaxations.
+
+Variables: the region (one stage, so many stages, so many microbatches, ...) that is planned. Objective: the least
+seconds of a step. Constraints: those of each plan. `explored` is where a caller starts:
+
+    while regions are open:
+        the one of the least expected seconds
+            is closed, where its relaxation says that it cannot be faster than the best plan by more than a gap,
+            else is expanded: into regions with sharper relaxations or fewer plans, into a plan, or into nothing.
+
+A relaxation of a region says two numbers: seconds that no plan of it is below, or is taken not to be below
+(``least_s``), and seconds that its best plan is expected to take. The second is corrected by the plans of the same
+search: plans have taken at least ``ratio`` times what the relaxation said of their regions, so that others are
+closed where ``1 - spread`` of that is no faster.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from autopar.errors import InfeasiblePlanError, MicrobatchError
+from autopar.plan import Plan
+from autopar.search.outcome import Bounded, Outcome
+from autopar.search.policy import EffortPolicy, RelaxationPolicy
+from autopar.search.problem import Problem
+from autopar.search.trail import Region, outcome_of
+from autopar.search.work import units_of
+
+
+@dataclass(frozen=True)
+class Relaxation:
+    """A way to say in less time than planning takes how fast the plans of a region may be.
+
+    Args:
+        name: in words.
+        policy: what its seconds are worth.
+    """
+
+    name: str
+    policy: RelaxationPolicy
+
+
+@dataclass(frozen=True)
+class OpenRegion:
+    """A region that is not closed yet.
+
+    Args:
+        region: what it is.
+        expand: what becomes of it: see `Expansion`. Its errors close it.
+        relaxation: what its seconds are from; None before there is one, when it is expanded first.
+        least_s: seconds of a step that no plan of it is taken to be below.
+        expected_s: seconds of a step that its best plan is expected to take, if relaxations were right.
+        only_without: what closes it once there is any plan; None where it competes.
+        is_silent: whether nobody is told that it was closed: others tell of all its plans.
+    """
+
+    region: Region
+    expand: Callable[[Known], Expansion | Bounded]
+    relaxation: Relaxation | None = None
+    least_s: float = 0.0
+    expected_s: float = 0.0
+    only_without: Outcome | None = None
+    is_silent: bool = False
+
+    @property
+    def is_pipeline(self) -> bool:
+        """Whether its plans have several stages."""
+        return self.region.form != "one stage"
+
+    def rank(self, known: Known) -> float:
+        """Seconds by which regions are taken up, the least first."""
+        if self.only_without is not None and not self.is_silent:
+            return math.inf
+        if self.relaxation is None:
+            return -math.inf
+        return max(known.ratio(self.relaxation), self.relaxation.policy.usual) * self.expected_s
+
+    def closed(self, known: Known, effort: EffortPolicy, work: int) -> Outcome | None:
+        """Why it need not be planned; None where it may have a faster plan.
+
+        Args:
+            known: what was planned.
+            effort: share of the best plan's step that one must be able to save, and what relaxations are worth.
+            work: units that were spent.
+        """
+        if known.best is None:
+            return None
+        if self.only_without is not None:
+            return self.only_without
+        if self.relaxation is None:
+            return None
+        spread, ratio = effort.spread_after(self.relaxation.policy, work), known.ratio(self.relaxation)
+        times = (1 - spread) * ratio if ratio else self.relaxation.policy.usual * (spread < 1)
+        least_s = max(self.least_s, times * self.expected_s)
+        is_closed = least_s >= (1 - effort.gap_after(work)) * known.best_s
+        return Bounded(self.relaxation.name, least_s) if is_closed else None
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """What a region became.
+
+    Args:
+        plan: the fastest of its plans that was planned; None where it only branched.
+        regions: those of its plans that are open still.
+    """
+
+    plan: Plan | None = None
+    regions: tuple[OpenRegion, ...] = ()
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the search knows.
+
+    Args:
+        best: the fastest plan; None before there is one.
+        one_stage: the last plan of one stage; None before there is one.
+        failures: why regions have no plan, those of one stage first.
+        ratios: by name of a relaxation the least share of the seconds it said that plans have taken.
+        others: plans of several stages that are not the best.
+    """
+
+    best: Plan | None = None
+    one_stage: Plan | None = None
+    failures: tuple[InfeasiblePlanError | MicrobatchError, ...] = ()
+    ratios: Mapping[str, float] = field(default_factory=dict)
+    others: tuple[Plan, ...] = ()
+
+    @property
+    def best_s(self) -> float:
+        """Seconds that a plan must stay below to be of use."""
+        return math.inf if self.best is None else self.best.step_time
+
+    def ratio(self, relaxation: Relaxation) -> float:
+        """Times what a relaxation said that plans have taken at least; 0 before there is one."""
+        return self.ratios.get(relaxation.name, 0.0)
+
+    def planned(self, region: OpenRegion, plan: Plan, least_gain: float) -> Known:
+        """With the plan of a region.
+
+        Args:
+            region: of the plan.
+            plan: what was planned.
+            least_gain: share of the seconds of a plan of one stage that pipelines must save to be taken.
+        """
+        gains = region.is_pipeline and self.best is not None and self.best.num_stages == 1
+        best = plan if self.best is None or plan.step_time < self.best_s * (1 - gains * least_gain) else self.best
+        ratios = self._with_ratio(region, plan.step_time)
+        one_stage = self.one_stage if region.is_pipeline else plan
+        beaten = self.best if best is plan else plan
+        others = self.others if beaten is None or beaten.num_stages == 1 else (*self.others, beaten)
+        return replace(self, best=best, one_stage=one_stage, ratios=ratios, others=others)
+
+    def bounded(self, region: OpenRegion, answer: Bounded) -> Known:
+        """With what closed a region: its plans take no less."""
+        return self if answer.least_s is None else replace(self, ratios=self._with_ratio(region, answer.least_s))
+
+    def _with_ratio(self, region: OpenRegion, seconds: float) -> Mapping[str, float]:
+        """The ratios, with that of a region whose plans take so many seconds at least."""
+        if region.relaxation is None or region.expected_s <= 0:
+            return self.ratios
+        name, ratio = region.relaxation.name, seconds / region.expected_s
+        return {**self.ratios, name: min(ratio, self.ratios.get(name, ratio))}
+
+    def failed(self, region: OpenRegion, error: InfeasiblePlanError | MicrobatchError) -> Known:
+        """With the failure of a region."""
+        failures = (*self.failures, error) if region.is_pipeline else (error, *self.failures)
+        return replace(self, failures=failures)
+
+
+#: Everything that may be planned.
+Regions: TypeAlias = Sequence[OpenRegion]
+
+
+def explored(problem: Problem, regions: Regions) -> Known:
+    """All that is known once no region is open that may have a faster plan; there is a best plan.
+
+    Args:
+        problem: what is planned: its policy says when to stop, and its trail is told of every region that is closed.
+        regions: of the first of equal rank.
+
+    Raises:
+        InfeasiblePlanError: nothing fits the memory; the error is that of one stage where one was tried.
+        MicrobatchError: the step cannot be cut into the number of microbatches that was asked for.
+    """
+    known, left = Known(), list(regions)
+    while left:
+        region = min(left, key=lambda r: r.rank(known))  # the first of equal ones
+        left.remove(region)
+        closed = region.closed(known, problem.policy.effort, units_of(problem.meter))
+        if closed is not None:
+            if not region.is_silent:
+                problem.trail.close(region.region, closed)
+            continue
+        try:
+            answer = region.expand(known)
+        except (InfeasiblePlanError, MicrobatchError) as error:
+            problem.trail.close(region.region, outcome_of(error, problem.memory_limit_bytes))
+            known = known.failed(region, error)
+            continue
+        if isinstance(answer, Bounded):
+            problem.trail.close(region.region, answer)
+            known = known.bounded(region, answer)
+            continue
+        left[:0] = answer.regions
+        if answer.plan is not None:
+            known = known.planned(region, answer.plan, problem.policy.schedules.least_gain)
+            problem.offer(known.best or answer.plan)
+        problem.checkpoint()
+        if left:
+            problem.spend()
+    if known.best is None:
+        raise known.failures[0] from None
+    return known

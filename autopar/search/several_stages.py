@@ -1,0 +1,102 @@
+"""`SeveralStages`: plans of several stages of one step, by a strategy that shards each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import msgspec
+
+from autopar.errors import InfeasiblePlanError
+from autopar.plan import Plan
+from autopar.search.anytime import Converted
+from autopar.search.cache import PlanCache, cached, cached_with_branches, cached_with_stages
+from autopar.search.enumeration.search_space import is_large, stages_of_whole_nodes
+from autopar.search.first_pipeline import first_pipeline
+from autopar.search.notes import left_out
+from autopar.search.outcome import Bounded
+from autopar.search.problem import Problem
+from autopar.search.registry import Strategy
+from autopar.search.source import StepSource
+from autopar.search.token_slices import in_slices
+
+
+@dataclass(frozen=True)
+class SeveralStages:
+    """Plans steps in several stages.
+
+    Args:
+        strategy: shards one stage, or cuts the step into stages itself.
+        cache: plans that are kept; None keeps none.
+        step: the step in other forms.
+    """
+
+    strategy: Strategy
+    cache: PlanCache | None
+    step: StepSource
+
+    def pipeline(self, problem: Problem, counts: Sequence[int] | None) -> Plan | Bounded:
+        """The best pipeline of the stages that the problem asks for, or of any.
+
+        Args:
+            problem: the step in one microbatch, and what is asked for.
+            counts: numbers of microbatches that may be taken, the first is wanted; None where all may.
+
+        Raises:
+            InfeasiblePlanError: no slicing fits.
+            MicrobatchError: the step cannot be cut into the number of microbatches that was asked for.
+        """
+        return self._planned(problem, counts, cached_with_stages(self.strategy, self.cache))
+
+    def even(self, problem: Problem, counts: Sequence[int] | None) -> Plan | Bounded:
+        """Even stages of as few whole nodes as may be, nothing of which is ranked; arguments, errors as above."""
+        stages = stages_of_whole_nodes(problem)[-1:]
+        if not stages:
+            raise InfeasiblePlanError(f"no stages of {problem.graph.name} are whole nodes of {problem.cluster.name}")
+        subproblem = replace(problem.subproblem, tried_stages=tuple(stages))
+        search = partial(first_pipeline, intra=cached(self.strategy, self.cache))
+        return self._planned(replace(problem, subproblem=subproblem), counts, search, one_loop=True)
+
+    def branches(self, problem: Problem, counts: Sequence[int] | None) -> Plan | Bounded:
+        """The best plan with independent branches side by side; arguments and errors as above."""
+        asked = None if problem.subproblem.uniform_stages else problem.options.num_stages  # else it is that of workers
+        free = replace(problem, options=replace(problem.options, num_stages=asked))
+        return self._planned(free, counts, cached_with_branches(self.strategy, self.cache))
+
+    def _planned(
+        self, problem: Problem, counts: Sequence[int] | None, search: Strategy, one_loop: bool = False
+    ) -> Plan | Bounded:
+        """The plan of a search that cuts stages, of the step with stacks taken apart, for one loop a stage if asked."""
+        o, cluster = problem.options, problem.cluster
+        problem.log(f"slicing {len(problem.graph.operators)} operators into stages for {cluster}")
+        stages = o.num_stages or getattr(self.strategy, "num_stages", None)
+        if stages is None and is_large(problem) and problem.subproblem.tried_stages:
+            (stages,) = problem.subproblem.tried_stages
+        most = problem.policy.enumeration
+        groups = 2 * most.most_stages if is_large(problem) else most.most_stack_groups
+        scores, loop = problem.subproblem.block_scores, one_loop or o.offload == "layers"
+        layered = self.step.layered(stages, groups, one_loop=loop, block_scores=scores)
+        options = replace(
+            o,
+            donated=layered.donated,
+            constraints=layered.constraints,
+            shared_stages=layered.shared_stages,
+            num_microbatches=None if counts is None else counts[0],
+        )
+        whole = replace(
+            problem,
+            graph=layered.graph,
+            cost_model=problem.cost_model.on(cluster),
+            options=options,
+            source=layered.source.metered(problem.meter),
+            anytime=None if problem.anytime is None else Converted(problem.anytime, layered.of_step),
+        )
+        plan = search(whole)
+        if isinstance(plan, Bounded):
+            return plan
+        if note := left_out(layered.graph):
+            plan = replace(plan, content=msgspec.structs.replace(plan.content, notes=(*plan.content.notes, note)))
+        if o.token_slices is not None:
+            plan = in_slices(whole, layered.graph, plan, o.token_slices)
+        return layered.of_step(plan)

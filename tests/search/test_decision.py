@@ -1,0 +1,96 @@
+"""Regions of the whole decision: which there are, and what is known of each before anything is planned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+
+import autopar
+from autopar.search.alpa import alpa
+from autopar.search.decision import Decision, few_devices
+from autopar.search.registry import strategy_named
+from autopar.search.trail import ranges_of
+from examples import mlp
+from tests.search.problems import f32, problem_of, toy
+
+
+def step(w: Any, x: Any) -> Any:
+    return w - jnp.tanh(x @ w).sum()
+
+
+ARGS = (f32(4, 4), f32(8, 4))
+
+
+def forms(devices: int = 4, nodes: int = 1, strategy: Any = alpa, tries: bool = True, **options: Any) -> list[str]:
+    problem = problem_of(step, ARGS, toy(devices, nodes=nodes), **{"num_stages": None, "schedule": "auto", **options})
+    return [r.region.form for r in Decision(problem, None, None, strategy).regions(tries_pipelines=tries)]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "devices", "options", "expected"),
+    [
+        (1, 4, {}, ["one stage", "pipeline"]),
+        (2, 2, {}, ["one stage", "pipeline"]),
+        (1, 4, {"schedule": "1f1b"}, ["pipeline", "one stage"]),
+        (2, 2, {"schedule": "none"}, ["one stage", "pipeline"]),
+        (1, 1, {}, ["one stage"]),
+        (2, 2, {"num_stages": 1}, ["one stage"]),
+        (1, 4, {"num_stages": 2}, ["pipeline"]),
+        (1, 4, {"mesh_shape": (2, 2)}, ["one stage"]),
+        (2, 4, {"mesh_shape": (2, 2)}, ["one stage"]),
+        (2, 4, {"mesh_shape": (2,)}, ["one stage", "pipeline"]),
+        (1, 4, {"mesh_shape": (2, 2), "schedule": "1f1b"}, ["pipeline", "one stage"]),
+        (1, 4, {"mesh_shape": (2, 2), "num_stages": 2}, ["pipeline"]),
+    ],
+)
+def test_what_was_asked_for_leaves_regions_out(nodes: int, devices: int, options: Any, expected: list[str]) -> None:
+    assert forms(devices, nodes, **options) == expected
+
+
+def test_what_a_strategy_does_itself_is_not_done_next_to_it() -> None:
+    def cuts(problem: Any) -> Any:
+        raise AssertionError
+
+    cuts.cuts_stages = True  # type: ignore[attr-defined]
+    assert forms(2, 2, cuts) == ["pipeline"]
+    assert forms(1, 1, cuts) == ["one stage"]
+    assert forms(2, 2, tries=False) == ["one stage"]
+    assert forms(2, 2, strategy_named("zero1")) == ["one stage"]
+
+
+def test_even_stages_come_first_on_many_nodes_and_without_a_row_of_their_own() -> None:
+    fn, args = mlp.build(abstract=True)
+    free = {"num_stages": None, "num_microbatches": None}
+    few, many = (problem_of(fn, args, toy(2 * n, nodes=n), **free) for n in (4, 128))
+    assert [r.is_silent for r in Decision(few, None, None, alpa).regions(tries_pipelines=True)] == [False, False]
+    first, *others = Decision(many, None, None, alpa).regions(tries_pipelines=True)
+    assert first.is_silent and not any(r.is_silent for r in others)
+
+
+def test_stages_that_never_overlap_are_a_last_resort() -> None:
+    fn, args = mlp.build(abstract=True)
+    free = {"num_stages": None, "num_microbatches": None}
+    cluster = autopar.Cluster.local()
+    (_, cpu) = Decision(problem_of(fn, args, cluster, **free), None, None, alpa).regions(tries_pipelines=True)
+    (_, other) = Decision(problem_of(fn, args, toy(8), **free), None, None, alpa).regions(tries_pipelines=True)
+    assert cpu.only_without is not None and "do not overlap" in cpu.only_without.by
+    assert other.only_without is None
+
+
+def test_a_region_of_a_number_of_stages_says_no_less_than_all_pipelines() -> None:
+    fn, args = mlp.build(abstract=True, layers=8, hidden=256, batch=64)
+    problem = problem_of(fn, args, toy(8), num_stages=None, num_microbatches=None)
+    decision = Decision(problem, None, None, alpa)
+    every = decision.pipelines()
+    numbers = list(decision._by_work())
+    assert [r.region.stages for r in numbers] == [ranges_of([s]) for s in (2, 3, 4, 8)]
+    assert all(r.least_s >= every.least_s > 0 for r in numbers)
+
+
+def test_stages_have_few_devices_where_that_is_possible() -> None:
+    fn, args = mlp.build(abstract=True)
+    problem = problem_of(fn, args, autopar.Cluster.load("dgx-h100", nodes=512))
+    assert few_devices(problem, (2, 4, 8)) == [4, 8], "of 4,096 devices at most 1,024"
+    assert few_devices(problem, (2,)) == (2,)

@@ -81,7 +81,7 @@ def test_memory_that_is_short_says_by_how_much_and_where() -> None:
     ).plan(*args)
     short = [row for row in plan.search.trail if row.outcome == TOO_LARGE and row.microbatches == (1,)]
     assert short and all(row.missing_bytes and "stage" in row.why for row in short)
-    assert re.search(r"1: too large by .* a device", plan.explain("microbatches"))
+    assert re.search(r"1: pipeline, too large by .* a device", plan.explain("microbatches"))
 
 
 def test_a_file_keeps_the_trail_and_the_command_line_tells_it(free: Plan, tmp_path) -> None:

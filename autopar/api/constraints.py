@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from jax.sharding import PartitionSpec
 
 from autopar.cluster.arrange import prime_factors
 from autopar.errors import ConstraintError
+from autopar.errors.names import near_names
 from autopar.ir import Graph, TensorType
 from autopar.plan.paths import matches, parts
 from autopar.plan.text import seconds_text
@@ -104,15 +104,10 @@ def constraints_of(
     for pin in pins:
         at = [n for n, path in enumerate(paths) if matches(pin.pattern, path)]
         if not at:
-            near = difflib.get_close_matches(pin.pattern, ["/".join(parts(p)) for p in paths], 3, 0.3)
             raise ConstraintError(
                 f"constraints[{pin.pattern!r}] is the path of no array argument of {graph.name}",
                 cause="paths have the names of arguments and keys: state/params/w",
-                remedy=f"near: {', '.join(near)}"
-                if near
-                else f"paths are as {'/'.join(parts(paths[0]))}"
-                if paths
-                else None,
+                remedy=near_names(pin.pattern, ("/".join(parts(p)) for p in paths)) or None,
             )
         for n in at:
             shards = _shards(pin, paths[n], graph.inputs[n].type, devices)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from autopar.search import strategy_named
 from autopar.search.effort import EFFORTS, with_effort
 from autopar.search.policy import SearchPolicy
 
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+_UNITS = {"": 1, "b": 1, "byte": 1, "bytes": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
           "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}  # fmt: skip
 _NAMED_ARGUMENTS: tuple[tuple[str, type], ...] = (
     ("batch_argnums", int), ("donate_argnums", int), ("donate_argnames", str), ("static_argnums", int),
@@ -291,3 +291,16 @@ def parse_bytes(value: int | float | str | None) -> int | None:
             f"memory_limit={value!r} is not a size", remedy='give bytes a device, or text such as "40GB" or "16GiB"'
         )
     return int(size)
+
+
+def mesh_sizes(value: Sequence[int] | None) -> tuple[int, ...] | None:
+    """``mesh_shape`` as a tuple. AutoparError where it holds anything but sizes."""
+    if value is None:
+        return None
+    sizes: tuple[Any, ...] = tuple(value) if isinstance(value, Sequence) else ()
+    if not sizes or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in sizes):
+        one = f"mesh_shape=({value},) for one axis, or " if isinstance(value, int) else ""
+        raise AutoparError(
+            f"mesh_shape={value!r} is no shape of a mesh", remedy=f"{one}the sizes of its axes, as mesh_shape=(2, 4)"
+        )
+    return sizes

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 from autopar.api.constraints import parse_pins
-from autopar.api.options import ParallelOptions, as_tuple, parse_bytes
+from autopar.api.options import ParallelOptions, as_tuple, mesh_sizes, parse_bytes
 from autopar.api.parallel_function import ParallelFunction, parallelize_with
 from autopar.api.progress import reporter_of
 from autopar.api.replanned import target_cluster
@@ -177,7 +177,7 @@ def parallelize(
         donate_argnames=as_tuple(donate_argnames),
         static_argnums=as_tuple(static_argnums),
         static_argnames=as_tuple(static_argnames),
-        mesh_shape=None if mesh_shape is None else tuple(mesh_shape),
+        mesh_shape=mesh_sizes(mesh_shape),
         constraints=parse_pins(constraints, mesh_axes),
         like=like,
         plan=Plan.load(plan) if isinstance(plan, str | os.PathLike) else plan,

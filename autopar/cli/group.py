@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from importlib import import_module
 from types import MappingProxyType
@@ -12,6 +11,7 @@ import click
 
 import autopar
 from autopar.errors import AutoparError
+from autopar.errors.names import known_names
 
 #: Commands with their line in ``autopar --help``; each is ``command`` of the module ``autopar.cli.NAME``.
 COMMANDS: Mapping[str, str] = MappingProxyType(
@@ -113,8 +113,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click's, with near names for one that is unknown."""
         if args and not args[0].startswith("-") and args[0] not in COMMANDS:
-            near = difflib.get_close_matches(args[0], COMMANDS, 3, 0.5)
-            ctx.fail(f"No such command {args[0]!r}. One of: {', '.join(near or COMMANDS)}.")
+            ctx.fail(f"No such command {args[0]!r}; {known_names(args[0], COMMANDS)}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

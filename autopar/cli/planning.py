@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
@@ -18,8 +17,10 @@ from autopar.api.replanned import target_cluster
 from autopar.cli.target import StepTarget, find
 from autopar.cluster import Cluster
 from autopar.errors import AutoparError
+from autopar.errors.names import known_names
 from autopar.plan import Plan
 from autopar.precision import precision_of, wire_of
+from autopar.schedule.registry import factory_named
 from autopar.search import strategies
 from autopar.search.degrees import named_degrees
 
@@ -128,9 +129,8 @@ def _built(module: ModuleType, target: StepTarget, request: PlanRequest) -> tupl
     build = find(module, "build", target.place)
     presets = getattr(module, "PRESETS", None)
     if request.preset is not None and isinstance(presets, Mapping) and request.preset not in presets:
-        near = difflib.get_close_matches(request.preset, presets, 3, 0.3)
         raise click.BadParameter(
-            f"{target.place} has no preset {request.preset!r}; one of: {', '.join(near or presets)}",
+            f"{target.place} has no preset {request.preset!r}; {known_names(request.preset, presets)}",
             param_hint="--preset",
         )
     preset = {} if request.preset is None else {"preset": request.preset}
@@ -167,10 +167,8 @@ def decorated(function: Any, request: PlanRequest) -> ParallelFunction[..., Any]
 def check_strategy(name: str) -> None:
     """Raises click.BadParameter where no strategy is called ``name``."""
     if name not in strategies():
-        near = difflib.get_close_matches(name, strategies(), 3, 0.3)
         raise click.BadParameter(
-            f"no search strategy is called {name!r}; one of: {', '.join(near or strategies())}",
-            param_hint="--search",
+            f"no search strategy is called {name!r}; {known_names(name, strategies())}", param_hint="--search"
         )
 
 
@@ -182,6 +180,13 @@ def _parsed(read: Callable[[Any], Any], given: Any, option: str) -> Any:
         raise click.BadParameter(f"{error.fact}; {error.remedy}", param_hint=option) from error
 
 
+def _known_schedule(name: str | None) -> str | None:
+    """The name of a schedule. ScheduleError where none is called so."""
+    if name not in (None, "auto", "none"):
+        factory_named(name)
+    return name
+
+
 def options_of(function: Any, request: PlanRequest) -> tuple[Callable[..., Any], ParallelOptions]:
     """The plain function, and the options of its decorator with those that were given."""
     given = {
@@ -189,7 +194,7 @@ def options_of(function: Any, request: PlanRequest) -> tuple[Callable[..., Any],
         "search": request.search,
         "num_microbatches": request.microbatches,
         "num_stages": request.stages,
-        "schedule": request.schedule,
+        "schedule": _parsed(_known_schedule, request.schedule, "--schedule"),
         "remat": request.remat,
         "offload": request.offload,
         "precision": _parsed(precision_of, request.precision, "--precision"),

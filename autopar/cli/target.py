@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
 import importlib.util
 import os
@@ -20,6 +19,7 @@ import click
 
 from autopar.cli.output import stdout_to_stderr
 from autopar.errors import AutoparError
+from autopar.errors.names import near_names
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,7 @@ def parse_target(text: str) -> StepTarget:
     path = Path(place)
     if not path.is_file():
         here = [p.name for p in sorted(path.parent.glob("*.py"))] if path.parent.is_dir() else []
-        near = difflib.get_close_matches(path.name, here, 3, 0.4)
-        raise click.UsageError(f"there is no file {place!r}" + (f"; near names: {', '.join(near)}" if near else ""))
+        raise click.UsageError("; ".join(filter(None, (f"there is no file {place!r}", near_names(path.name, here)))))
     return StepTarget(place, path.resolve(), attribute)
 
 
@@ -160,10 +159,9 @@ def find(module: ModuleType, name: str, place: str) -> Any:
     for i, part in enumerate(name.split(".")):
         if not hasattr(value, part):
             names = _public(value)
-            near = difflib.get_close_matches(part, names, 5, 0.4) or names[:10]
             inside = ".".join([place, *name.split(".")[:i]]) if i else place
-            hint = f"; near names: {', '.join(near)}" if near else "; it defines nothing that can be called"
-            raise click.UsageError(f"{inside} has no {part!r}{hint}")
+            hint = near_names(part, names) or "it defines nothing that can be called"
+            raise click.UsageError(f"{inside} has no {part!r}; {hint}")
         value = getattr(value, part)
     return value
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import tomllib
 from pathlib import Path
 from typing import Any
 
 from autopar.errors import ClusterError
+from autopar.errors.names import known_names
 
 #: Bytes of a cluster file, and tables inside tables.
 _MOST_BYTES, _MOST_DEPTH = 1 << 20, 16
@@ -44,12 +44,10 @@ def find(name_or_path: str | os.PathLike[str]) -> Path:
     names = available()
     if text in names:
         return folder() / f"{text}.toml"
-    close = difflib.get_close_matches(text.lower(), names, n=1, cutoff=0.4)
-    hint = f"did you mean {close[0]!r}? " if close else ""
     raise ClusterError(
         f"there is no cluster called {text!r}",
         cause="a name stands for a file that comes with autopar; a path must end in .toml",
-        remedy=f"{hint}known: {', '.join(names)}",
+        remedy=known_names(text.lower(), names),
     )
 
 

@@ -21,7 +21,16 @@ from autopar.plan.content import PlanContent
 from autopar.plan.details import NO_DETAILS, Details
 from autopar.plan.logical import axis_rules
 from autopar.plan.pipeline import Pipeline
-from autopar.plan.text import counted, executions_text, explain_text, gap_of, html_summary, plan_text
+from autopar.plan.text import (
+    bytes_text,
+    counted,
+    executions_text,
+    explain_text,
+    gap_of,
+    html_summary,
+    plan_text,
+    seconds_text,
+)
 from autopar.plan.throughput import Throughput, throughput
 from autopar.plan.trail import TrailRow
 from autopar.plan.types import Communication, Considered, Stage
@@ -283,8 +292,15 @@ class Plan:
         return _read(text, "the text")
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the plan to a file, whole or not at all."""
-        write_whole(path, self.to_json())
+        """Writes the plan to a file, whole or not at all. PlanMismatchError where the system does not let it."""
+        try:
+            write_whole(path, self.to_json())
+        except OSError as error:
+            folder = Path(path).absolute().parent
+            raise PlanMismatchError(
+                f"cannot write the plan {os.fspath(path)!r}: {error.strerror}",
+                remedy=None if folder.is_dir() else f"make the folder {str(folder)!r} first",
+            ) from error
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Plan:
@@ -325,8 +341,8 @@ class Plan:
     def __repr__(self) -> str:
         c = self.content
         return (
-            f"Plan({c.program!r} on {c.cluster_name!r}: {counted(len(c.stages), 'stage')}, step {c.step_time:.3e} s, "
-            f"{c.peak_memory} bytes)"
+            f"Plan({c.program!r} on {c.cluster_name!r}: {counted(len(c.stages), 'stage')}, "
+            f"step {seconds_text(c.step_time)}, {bytes_text(c.peak_memory)} a device)"
         )
 
     def _repr_html_(self) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import html
 import re
 from collections.abc import Callable, Sequence
 
 from autopar.errors import PlanMismatchError
+from autopar.errors.names import near_names
 from autopar.plan.again import ALTERNATIVE
 from autopar.plan.columns import bullets, columns, labelled, table, wrapped
 from autopar.plan.content import PlanContent
@@ -347,10 +347,9 @@ def _explained(
     matching = exact or partly or by_path
     if not matching:
         names = sorted({n for k in c.choices for n in (k.name, *k.members)})
-        near = difflib.get_close_matches(what, names, 5, 0.3)
         raise PlanMismatchError(
             f"the plan has no operator or argument called {what!r}",
-            remedy="one of: " + ", ".join(near or names[:5]),
+            remedy=near_names(what, names),
         )
     shown = matching[:10]
     if without is not None and len(matching) == 1:

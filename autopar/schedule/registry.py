@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
 
 from autopar.errors import ScheduleError
+from autopar.errors.names import known_names
 from autopar.schedule.ampnet import AmpNet
 from autopar.schedule.base import Schedule
 from autopar.schedule.branches import Branches
@@ -140,8 +140,7 @@ def factory_named(name: str) -> Factory:
     wanted = name if name in table else name.lower().replace("_", "-")
     wanted = wanted if wanted in table else _ALIASES.get(wanted, wanted)
     if wanted not in table:
-        near = difflib.get_close_matches(wanted, table, 3, 0.3)
-        raise ScheduleError(f"no schedule is called {name!r}", remedy="one of: " + ", ".join(near or table))
+        raise ScheduleError(f"no schedule is called {name!r}", remedy=known_names(wanted, table))
     factory = table[wanted]
     if factory is None:
         (point,) = (p for p in entry_points(group=ENTRY_POINTS) if p.name == wanted)

@@ -18,7 +18,7 @@ from autopar.plan import (
     Stage,
     StepForm,
 )
-from autopar.plan.text import bytes_text
+from autopar.plan.text import bytes_text, seconds_text
 from autopar.search.axis_roles import axis_roles
 from autopar.search.clock import Clock
 from autopar.search.intra import Sharding, ShardingProblem
@@ -151,12 +151,13 @@ def _overlap_notes(sharding: Sharding) -> list[str]:
     """Says how much of the collectives overlaps with computation, and how long devices wait for the host."""
     hidden_s = sharding.communication_s - sharding.exposed_s
     if sharding.starts_s > 1e-3 * sharding.compute_s:
-        return [f"devices wait {sharding.starts_s:.3g} s for the host to start their kernels"]
+        return [f"devices wait {seconds_text(sharding.starts_s)} for the host to start their kernels"]
     if hidden_s <= 1e-3 * sharding.communication_s:
         return []
     total_s = sharding.compute_s + sharding.communication_s + sharding.host_s
     return [
-        f"collectives of {hidden_s:.3g} s overlap with computation: one after the other all would take {total_s:.3g} s"
+        f"collectives of {seconds_text(hidden_s)} overlap with computation: "
+        f"one after the other all would take {seconds_text(total_s)}"
     ]
 
 

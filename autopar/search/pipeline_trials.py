@@ -181,6 +181,14 @@ def nothing_planned(problem: Problem, trials: Trials[PipelineTrial, Plan], close
             cause="a loop of your own over parts of the batch that adds up gradients, or layers that share parameters",
             remedy=f"the gradient of the whole batch with num_microbatches={times}, not the loop; or num_stages=1",
         )
+    asked, devices = problem.options.num_stages, problem.cluster.num_devices
+    if asked is not None and asked > devices:
+        raise InfeasiblePlanError(
+            f"{problem.graph.name} cannot be cut into {asked} stages on the {devices} devices of "
+            f"{problem.cluster.name}",
+            cause="a device runs several stages only by schedules with chunks, as 'interleaved'",
+            remedy=f"num_stages={devices} or fewer, or more devices",
+        )
     raise InfeasiblePlanError(
         f"no way to cut {problem.graph.name} into stages fits {problem.cluster.name}",
         cause="too few layers, devices or bytes for the number of stages",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import TypeAlias
 
 from autopar.errors import AutoparError
+from autopar.errors.names import known_names
 from autopar.plan import Plan
 from autopar.search.alpa import alpa
 from autopar.search.baselines import data_parallel, fsdp_tp, megatron, replicated, zero1, zero2, zero3
@@ -93,9 +93,7 @@ def strategy_named(name: str) -> Strategy:
     """The strategy called ``name``. Raises AutoparError, with near names, where there is none."""
     table = _REGISTRY.table()
     if name not in table:
-        near = difflib.get_close_matches(name, table, 2, 0.6)
-        meant = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
-        raise AutoparError(f"no search strategy is called {name!r}{meant}", remedy="one of: " + ", ".join(table))
+        raise AutoparError(f"no search strategy is called {name!r}", remedy=known_names(name, table))
     strategy = table[name]
     if strategy is None:
         (point,) = (p for p in entry_points(group=ENTRY_POINTS) if p.name == name)

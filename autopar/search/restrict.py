@@ -12,6 +12,7 @@ from autopar.cluster import LogicalMesh
 from autopar.errors import InfeasiblePlanError
 from autopar.ir import Input, Layout
 from autopar.plan import Considered, Plan
+from autopar.plan.text import bytes_text
 from autopar.search.assemble import assemble, step_bound_s
 from autopar.search.clock import Clock
 from autopar.search.intra import ShardingProblem, build, extract
@@ -86,7 +87,8 @@ def restricted_plan(
     """
     if not restricted.solution.found:
         raise InfeasiblePlanError(
-            f"{name} does not fit {problem.memory_limit_bytes} bytes a device", remedy="search='alpa', or more memory"
+            f"{name} does not fit {bytes_text(problem.memory_limit_bytes)} a device",
+            remedy="search='alpa', or more memory",
         )
     used, wanted = tuple(n for _, n in restricted.sharding_problem.mesh.axes), problem.options.mesh_shape
     if wanted is not None and used != tuple(wanted):

@@ -65,6 +65,13 @@ class RuleRegistry:
             rule, known = _built_in(op, operand_types)
             return (rule, True) if rule is not None and known else (replicated_rule(op, operand_types), known)
         rule = added(op, operand_types)
+        if not isinstance(rule, Rule | None):
+            raise AutoparError(
+                f"the rule of {op.primitive} returned {rule!r}",
+                cause="a rule is a function of an operator and its operands' types that returns a Rule, or None",
+                remedy="return autopar.sharding.Rule(...), or None where nothing can be split",
+                source=op.source or None,
+            )
         if rule is not None and not _fits(rule, op, operand_types):
             raise AutoparError(
                 f"the rule of {op.primitive} labels operands {rule.operands} and results {rule.results}, "

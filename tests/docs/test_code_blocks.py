@@ -1,37 +1,32 @@
-"""Every Python block of the documentation runs, in the order of its page."""
+"""Every Python block of the documentation runs, in the order of its page, and uses names that a reader can find."""
 
 from __future__ import annotations
 
+import ast
+import builtins
+import os
 import subprocess
 import sys
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
+from hatchling.builders.wheel import WheelBuilder
 
 from tests.docs.pages import PAGES, ROOT, Block, blocks, name
 
-#: Names that blocks of a page take for granted.
-SETUP = """
-import autopar, jax, jax.numpy as jnp
-
-def train_step(state, batch):
-    loss, grads = jax.value_and_grad(lambda w: jnp.mean((batch["x"] @ w["w1"] @ w["w2"]) ** 2))(state)
-    return jax.tree.map(lambda w, g: w - 0.1 * g, state, grads), {"loss": loss}
-
-def train_step_args():
-    return {"w1": jnp.ones((8, 16)), "w2": jnp.ones((16, 4))}, {"x": jnp.ones((16, 8))}
-
-state, batch = train_step_args()
-batches = [batch, batch]
-initial_state = jax.tree.map(jnp.copy, state)
-"""
 #: Marks of blocks: run on Ray, among the slow tests; not run, for it needs a running cluster at an address.
 ON_RAY, ADDRESS = "ray", "address"
 #: The exercises are run by `tests/docs/test_exercises.py`, each as a test.
 PYTHON = {name(p): [b for b in blocks(p) if b.language == "python"] for p in PAGES if p.name != "exercises.md"}
+#: Where the names are made that blocks of a page take for granted, and what such a page says.
+START, LINK = "docs/index.md", "index.md#the-step-of-the-pages"
+SETUP = next(b.text for b in PYTHON[START] if "def train_step_args" in b.text)
 
 
-def run(page: str, chosen: list[Block], folder) -> None:
-    """Runs blocks in one process with eight devices."""
+def run(page: str, chosen: list[Block], folder: Path, site: Path = ROOT) -> None:
+    """Runs blocks in one process with eight devices; ``site`` has the package."""
     assert chosen
     program = "\n".join([SETUP, *("\n" * 2 + b.text for b in chosen)])
     code = compile(program, page, "exec")  # a syntax error names the page
@@ -41,10 +36,35 @@ def run(page: str, chosen: list[Block], folder) -> None:
         f"if __name__ == '__main__':\n    exec(compile({program!r}, {page!r}, 'exec'))\n", encoding="utf-8"
     )
     python = [sys.executable, "-W", "error::DeprecationWarning:__main__", str(script)]
-    environment = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8", "PYTHONPATH": str(ROOT), "HOME": str(folder)}
+    environment = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8", "PYTHONPATH": str(site), "HOME": str(folder)}
     environment |= {"AUTOPAR_CACHE_DIR": "off", "PATH": "/usr/bin:/bin"}
     done = subprocess.run(python, cwd=folder, env=environment, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def names(found: Sequence[Block]) -> tuple[set[str], set[str]]:
+    """Names that blocks use, and those that they make."""
+    used, made = set[str](), set(dir(builtins))
+    for node in (n for b in found for n in ast.walk(ast.parse(b.text))):
+        if isinstance(node, ast.Name):
+            (used if isinstance(node.ctx, ast.Load) else made).add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            made.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            made.update((a.asname or a.name).split(".")[0] for a in node.names)
+        elif isinstance(node, ast.arg):
+            made.add(node.arg)
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            made.add(node.name)
+    return used, made
+
+
+@pytest.mark.parametrize("page", [page for page, found in PYTHON.items() if found])
+def test_names_come_from_the_page_or_from_the_one_that_it_names(page: str) -> None:
+    used, made = names(PYTHON[page])
+    missing = used - made
+    assert missing <= names([b for b in PYTHON[START] if b.text == SETUP])[1], "nothing defines them"
+    assert not missing or LINK in (ROOT / page).read_text(encoding="utf-8"), f"{sorted(missing)}: say where they are"
 
 
 @pytest.mark.parametrize("page", [page for page, found in PYTHON.items() if any(not b.mark for b in found)])
@@ -56,6 +76,23 @@ def test_blocks_run(page, tmp_path) -> None:
 @pytest.mark.parametrize("page", [page for page, found in PYTHON.items() if any(b.mark == ON_RAY for b in found)])
 def test_blocks_run_on_ray(page, tmp_path) -> None:
     run(page, [b for b in PYTHON[page] if b.mark == ON_RAY], tmp_path)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what a wheel installs, and nothing else of the repository."""
+    folder = tmp_path_factory.mktemp("wheel")
+    (wheel,) = WheelBuilder(str(ROOT)).build(directory=str(folder), versions=["standard"])
+    with zipfile.ZipFile(wheel) as files:
+        files.extractall(folder / "site")
+    return folder / "site"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page, found in PYTHON.items() if any(not b.mark for b in found)])
+def test_blocks_run_with_an_installed_wheel(page: str, site: Path, tmp_path: Path) -> None:
+    assert sorted(os.listdir(site))[0] == "autopar" and not (site / "examples").exists()
+    run(page, [b for b in PYTHON[page] if not b.mark], tmp_path, site)
 
 
 def test_marks_are_known() -> None:

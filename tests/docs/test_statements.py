@@ -10,6 +10,7 @@ import click
 import pytest
 
 from autopar.cli import main
+from autopar.runtime.hosts import agree, watch
 from benchmarks.__main__ import BENCHMARKS
 from benchmarks.__main__ import main as bench
 from tests.docs.pages import PAGES, ROOT, anchors, command_lines, links, name, spans
@@ -127,3 +128,16 @@ def test_every_command_and_every_page_is_named() -> None:
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     pages = [p for p in PAGES if ROOT / "docs" in p.parents and p.name != "index.md"]
     assert [name(p) for p in pages if p.relative_to(ROOT / "docs").as_posix() not in index] == []
+
+
+def test_defaults_of_variables_are_those_of_the_code() -> None:
+    """``AUTOPAR_WAIT_S`` was 300 on one page and 120 on another."""
+    written = {
+        (variable, float(seconds))
+        for page in PAGES
+        for variable, seconds in re.findall(
+            r"`(AUTOPAR_\w+)`(?: seconds)?\s*\((\d+) unless set\)", page.read_text(encoding="utf-8")
+        )
+    }
+    known = {(agree.WAIT_VARIABLE, agree._WAIT_S), (watch.HEARTBEAT_VARIABLE, watch._HEARTBEAT_S)}
+    assert written == known

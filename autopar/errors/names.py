@@ -1,0 +1,33 @@
+"""Names that an error offers in place of one that is unknown."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+#: Names up to which all are listed.
+_MOST_LISTED = 20
+_MOST_NEAR = 5
+
+
+def known_names(wanted: str, known: Iterable[str]) -> str:
+    """``did you mean 'alpa'? known: alpa, beam``; of many names the nearest, and how many there are.
+
+    Args:
+        wanted: the unknown name.
+        known: names that may be given, in the order in which they are listed.
+    """
+    names = list(known)
+    near = difflib.get_close_matches(wanted, names, 1, 0.4)
+    meant = f"did you mean {near[0]!r}? " if near else ""
+    if len(names) <= _MOST_LISTED:
+        return f"{meant}known: {', '.join(names)}" if names else "none is known"
+    return near_names(wanted, names)
+
+
+def near_names(wanted: str, known: Iterable[str]) -> str:
+    """``near names: up, down (2 of 14)``: the nearest of names that are too many to list; "" where there are none."""
+    names = list(known)
+    near = difflib.get_close_matches(wanted, names, _MOST_NEAR, 0.3) or names[:_MOST_NEAR]
+    cut = f" ({len(near)} of {len(names)})" if len(near) < len(names) else ""
+    return f"near names: {', '.join(near)}{cut}" if names else ""

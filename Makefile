@@ -17,9 +17,8 @@ BROWSER := .venv-browser
 AOT := .venv-aot
 DOCS := .venv-docs
 comma := ,
-LOCKS := $(wildcard requirements/*.txt)
-RUN_EXTRAS := examples,checkpoint
-DEV_EXTRAS := $(RUN_EXTRAS),dev
+LOCKS := $(wildcard requirements/*.txt requirements/*.in)
+RUN_EXTRAS := examples,checkpoint,metrics,tls
 
 # Prints every Python that works, one "3.x path" a line. A name on the PATH may be a launcher of a version manager
 # that does not start, or a Python without ensurepip, hence the trial run.
@@ -36,14 +35,14 @@ PYTHON ?= $(shell { $(PYTHONS); } | sort -s -t. -k2,2n | awk '{ if ($$1 == "3.11
   END { print f ? f : last }')
 NEWEST_PYTHON ?= $(shell { $(PYTHONS); } | sort -s -t. -k2,2n | awk '{ last = $$2 } END { print last }')
 
-# install(environment, extras): with the exact versions of the lock for its Python where there is one.
+# install(environment, extras, further): with the exact versions of the lock for its Python where there is one.
 define install
 lock="requirements/$$($(1)/bin/python -c 'import sys; print("py%d%d" % sys.version_info[:2])').txt"; \
 pins=(); if [[ -f $$lock ]]; then pins=(-c "$$lock"); else echo "no $$lock: taking the newest versions"; fi; \
 $(1)/bin/python -m pip --version >/dev/null 2>&1 || $(1)/bin/python -m ensurepip >/dev/null; \
 $(1)/bin/python -m pip install --quiet --disable-pip-version-check $${pins[@]+"$${pins[@]}"} hatchling editables; \
 $(1)/bin/python -m pip install --quiet --disable-pip-version-check $${pins[@]+"$${pins[@]}"} \
-  --no-build-isolation -e '.[$(2)]'
+  --no-build-isolation -e '.[$(2)]' $(3)
 endef
 
 .PHONY: help
@@ -64,7 +63,7 @@ $(VENV)/.run-stamp: pyproject.toml $(LOCKS) | $(VENV)/bin/python
 
 $(VENV)/.dev-stamp: pyproject.toml $(LOCKS) | $(VENV)/bin/python
 	@echo "installing autopar and its development tools into $(VENV)"
-	@$(call install,$(VENV),$(DEV_EXTRAS))
+	@$(call install,$(VENV),$(RUN_EXTRAS),-r requirements/dev.in)
 	@$(VENV)/bin/python -m autopar.solver.prepare
 	@touch $@ $(VENV)/.run-stamp
 
@@ -114,10 +113,10 @@ test-shard: $(VENV)/.dev-stamp  ## one of the eight parts of the slow tests: mak
 test-slow: $(VENV)/.dev-stamp  ## the slow tests
 	$(VENV)/bin/python -m pytest -m slow
 
-$(PUBLIC)/.stamp: pyproject.toml
+$(PUBLIC)/.stamp: pyproject.toml requirements/public.in
 	@test -n "$(PYTHON)" || { echo "No usable Python of 3.11 or newer was found." >&2; exit 1; }
 	@"$(PYTHON)" -m venv --clear $(PUBLIC)
-	@$(PUBLIC)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[public]' \
+	@$(PUBLIC)/bin/python -m pip install --quiet --disable-pip-version-check -e . -r requirements/public.in \
 	  hypothesis pytest pytest-benchmark pytest-randomly pytest-timeout
 	@touch $@
 
@@ -134,7 +133,7 @@ test-suites: $(PUBLIC)/.stamp  ## test suites of released packages with jax.jit 
 $(BROWSER)/.stamp: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "No usable Python of 3.11 or newer was found." >&2; exit 1; }
 	@"$(PYTHON)" -m venv --clear $(BROWSER)
-	@$(call install,$(BROWSER),browser)
+	@$(call install,$(BROWSER),metrics,-r requirements/browser.in)
 	@$(BROWSER)/bin/python -m pip install --quiet --disable-pip-version-check \
 	  hypothesis pytest pytest-benchmark pytest-randomly pytest-timeout
 	@touch $@
@@ -151,7 +150,7 @@ test-newest:  ## the tests with the newest Python and jax
 	@want="$$("$(NEWEST_PYTHON)" -V)"; have="$$($(NEWEST)/bin/python -V 2>/dev/null || true)"; \
 	  [[ $$want == "$$have" ]] || "$(NEWEST_PYTHON)" -m venv --clear $(NEWEST)
 	@$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade \
-	  --upgrade-strategy eager '$(NEWEST_JAX)' -e '.[$(DEV_EXTRAS)]'
+	  --upgrade-strategy eager '$(NEWEST_JAX)' -e '.[$(RUN_EXTRAS)]' -r requirements/dev.in
 	@$(NEWEST)/bin/python -c 'import sys, jax, pulp; \
 	  print("Python %d.%d.%d," % sys.version_info[:3], "jax", jax.__version__ + ", PuLP", pulp.__version__)'
 	$(NEWEST)/bin/python -m pytest $(PYTEST_ARGS)

@@ -15,15 +15,21 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = ("checkpoint", "dev", "examples")
+EXTRAS = ("checkpoint", "examples", "metrics", "tls")
+TOOLS = ROOT / "requirements" / "dev.in"
 
 
 def requirements(pyproject: Path) -> list[str]:
-    """What autopar and the extras in `EXTRAS` ask for, and what it takes to build autopar."""
+    """Requirements of autopar, of the extras in `EXTRAS`, of its build and of the tools in `TOOLS`."""
     table = tomllib.loads(pyproject.read_text(encoding="utf-8"))
     project = table["project"]
     extras = [line for extra in EXTRAS for line in project["optional-dependencies"][extra]]
-    return sorted({*project["dependencies"], *extras, *table["build-system"]["requires"]})
+    return sorted({*project["dependencies"], *extras, *table["build-system"]["requires"], *listed(TOOLS)})
+
+
+def listed(file: Path) -> list[str]:
+    """The requirements in a file, one a line."""
+    return [line for line in file.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
 
 
 def resolve(wanted: list[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Pages in a browser: Chromium where it is installed, and its engine where the extra `browser` is (make test-browser).
+"""Pages in a browser: Chromium where it is installed, and its engine where `requirements/browser.in` is (make test-browser).
 
 The engine runs in a process of its own, so that its crash is a test that fails.
 """
@@ -26,7 +26,7 @@ from tests.report.plans import make_plan
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ENGINE = find_spec("PyQt6") is not None and find_spec("PyQt6.QtWebEngineCore") is not None
-needs_engine = pytest.mark.skipif(not ENGINE, reason="the extra `browser` is not installed (make test-browser)")
+needs_engine = pytest.mark.skipif(not ENGINE, reason="`requirements/browser.in` is not installed (make test-browser)")
 
 WIDTH = 1280
 # No display, no sandbox (which wants rights that containers lack), no device to draw with.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from autopar.errors import ClusterError
+
 #: Bounds of the seconds that steps take.
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 
@@ -13,11 +15,12 @@ class Metrics:
     """Numbers of one cluster, in a registry of their own.
 
     A driver serves them with ``prometheus_client.start_http_server(9000, registry=cluster.workers.metrics.registry)``.
+    Without prometheus-client nothing is counted, and asking for the numbers says what to install.
     """
 
     def __init__(self) -> None:
         client = self._client = _client()
-        registry = self.registry = client.CollectorRegistry()
+        registry = self._registry = client.CollectorRegistry()
         self.step_s = client.Histogram(
             "autopar_step_seconds", "Seconds of a step, with its call", registry=registry, buckets=_SECONDS
         )
@@ -36,11 +39,35 @@ class Metrics:
         self.processes = client.Gauge("autopar_processes", "Processes of workers heard of lately", registry=registry)
 
     @property
+    def registry(self) -> Any:
+        """The registry of the numbers. ClusterError without prometheus-client."""
+        if isinstance(self._client, _Uncounted):
+            raise ClusterError(
+                "metrics of a Ray cluster need prometheus-client, which cannot be imported",
+                cause="it is not installed",
+                remedy="pip install 'autopar[metrics]'",
+            )
+        return self._registry
+
+    @property
     def text(self) -> str:
-        """All numbers in Prometheus' format."""
+        """All numbers in Prometheus' format. ClusterError without prometheus-client."""
         return str(self._client.generate_latest(self.registry).decode())
+
+
+class _Uncounted:
+    """Takes the place of prometheus_client, and of its numbers, where it is not installed."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self
 
 
 def _client() -> Any:
     """prometheus_client, which takes longer to import than all of the driver."""
-    return import_module("prometheus_client")
+    try:
+        return import_module("prometheus_client")
+    except ModuleNotFoundError:
+        return _Uncounted()

@@ -6,14 +6,12 @@ import datetime
 import ssl
 import tempfile
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
-
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+from typing import Any
 
 from autopar._compat.private import write_private
+from autopar.errors import ClusterError
 from autopar.runtime.transport.channels import Credentials
 
 _NAME = "autopar"
@@ -33,10 +31,27 @@ class Identity:
     key: bytes = field(repr=False)
 
 
+def _cryptography(module: str) -> Any:
+    """A module of cryptography. ClusterError where it is not installed."""
+    try:
+        return import_module(f"cryptography.{module}")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "cryptography":
+            raise
+        raise ClusterError(
+            "encrypted connections between machines need cryptography, which cannot be imported",
+            cause="it is not installed",
+            remedy="pip install 'autopar[tls]'",
+        ) from error
+
+
 def new_identity() -> Identity:
-    """A key for one cluster."""
+    """A key for one cluster. ClusterError where cryptography is not installed."""
+    x509, primitives = _cryptography("x509"), "hazmat.primitives"
+    hashes, serialization = _cryptography(f"{primitives}.hashes"), _cryptography(f"{primitives}.serialization")
+    ec = _cryptography(f"{primitives}.asymmetric.ec")
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, _NAME)])
+    name = x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, _NAME)])
     now = datetime.datetime.now(datetime.UTC)
     certificate = (
         x509.CertificateBuilder()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from autopar.ir.analysis import unread_inputs
 from autopar.lower.hosted import check_host_memory, hosted_of, sharding_of
 from autopar.lower.pipeline.build import LoweredPipeline
 from autopar.lower.pipeline.donation import given_up
+from autopar.lower.pipeline.ports import Port
 from autopar.lower.program import stage_devices
 from autopar.lower.split_layers import SplitStep
 from autopar.plan import PlanContent
@@ -39,12 +41,11 @@ class PipelineShardings:
 
 
 @dataclass(frozen=True, eq=False)
-class PipelineProgram:
-    """A pipeline, loaded.
+class LoadedPipeline:
+    """A pipeline, loaded: of this process, or its part of one of several processes.
 
     Args:
         lowered: what it runs.
-        runtime: interprets its instructions.
         program: where inputs and outputs lie.
         entries: (shape, dtype, weak type) of each input.
         names: path of each input.
@@ -57,7 +58,6 @@ class PipelineProgram:
     """
 
     lowered: LoweredPipeline
-    runtime: LocalPipeline
     program: PipelineShardings
     entries: tuple[Any, ...]
     names: tuple[str, ...]
@@ -66,16 +66,57 @@ class PipelineProgram:
     split_step: SplitStep
     leaves: Mapping[int, StackedLeaf]
     results: Mapping[int, StackedLeaf]
-    unread: frozenset[int] = frozenset()
+    unread: frozenset[int]
 
     @property
     def here(self) -> bool:
-        """Whether its devices are those of this process: yes."""
+        """Whether its results are jax's arrays: yes."""
         return True
 
     def match(self, leaves: Sequence[Any]) -> list[Any] | None:
         """``leaves`` placed, if their shapes and dtypes are those of the program; else None."""
         return self.place_all(leaves) if fits(leaves, self.entries) else None
+
+    @abstractmethod
+    def place_all(self, leaves: Sequence[Any]) -> list[Any]:
+        """The traced leaves of a call where a step takes them."""
+
+    def by_name(self, inputs: Sequence[Any]) -> dict[str, Any]:
+        """Arrays of the lowered step's inputs by name, from those of the function and what it closes over."""
+        flat: list[Any] = []
+        for n, array in enumerate(inputs):
+            if n in self.leaves:
+                count = len(self.split_step.inputs[n])
+                flat += [array] * count if n in self.unread else self.leaves[n].split(array)
+            else:
+                flat.append(array)
+        return dict(zip((i.name for i in self.split_step.step.graph.inputs), flat, strict=True))
+
+    def without_aliases(self, inputs: Sequence[Any]) -> list[Any]:
+        """``inputs``, with a copy for each that is given up, to be written over, and is the same array as another."""
+        same = Counter(map(id, inputs))  # arrays are no keys: their values compare
+        return [
+            jnp.copy(a) if n in self.donated and same[id(a)] > 1 and a.sharding.addressable_devices else a
+            for n, a in enumerate(inputs)
+        ]
+
+    def joined(self, outputs: Mapping[int, Any]) -> list[Any]:
+        """Results of the function from outputs of the lowered step by number."""
+        return [
+            self.results[n].join([outputs[i] for i in at]) if len(at) > 1 else outputs[at[0]]
+            for n, at in enumerate(self.split_step.outputs)
+        ]
+
+
+@dataclass(frozen=True, eq=False)
+class PipelineProgram(LoadedPipeline):
+    """A pipeline on this process's devices, loaded.
+
+    Args:
+        runtime: interprets its instructions.
+    """
+
+    runtime: LocalPipeline
 
     def place_all(self, leaves: Sequence[Any]) -> list[Any]:
         """The traced leaves of a call, each on the stage that has it first.
@@ -129,16 +170,9 @@ class PipelineProgram:
             LAUNCHES.launched(joined)
             return joined
 
-    def joined(self, outputs: Mapping[int, Any]) -> list[Any]:
-        """Results of the function from outputs of the lowered step by number."""
-        return [
-            self.results[n].join([outputs[i] for i in at]) if len(at) > 1 else outputs[at[0]]
-            for n, at in enumerate(self.split_step.outputs)
-        ]
-
     def _start(self, inputs: Sequence[Any]) -> dict[tuple[int, Buffer], Any]:
         """What lies on each worker when the step begins."""
-        by_name = self.by_name(self._without_aliases(inputs))
+        by_name = self.by_name(self.without_aliases(inputs))
         start: dict[tuple[int, Buffer], Any] = {}
         table = self.lowered.table
         lies: set[tuple[int, str]] = set()
@@ -156,22 +190,6 @@ class PipelineProgram:
             else:
                 self.put_microbatches(start, value, name, array)
         return start
-
-    def by_name(self, inputs: Sequence[Any]) -> dict[str, Any]:
-        """Arrays of the lowered step's inputs by name, from those of the function and what it closes over."""
-        flat: list[Any] = []
-        for n, array in enumerate(inputs):
-            if n in self.leaves:
-                count = len(self.split_step.inputs[n])
-                flat += [array] * count if n in self.unread else self.leaves[n].split(array)
-            else:
-                flat.append(array)
-        return dict(zip((i.name for i in self.split_step.step.graph.inputs), flat, strict=True))
-
-    def _without_aliases(self, inputs: Sequence[Any]) -> list[Any]:
-        """``inputs``, with a copy for each that is given up, to be written over, and is the same array as another."""
-        same = Counter(map(id, inputs))  # arrays are no keys: their values compare
-        return [jnp.copy(a) if n in self.donated and same[id(a)] > 1 else a for n, a in enumerate(inputs)]
 
     def put_microbatches(self, start: dict[tuple[int, Buffer], Any], value: ValueSpec, name: str, array: Any) -> None:
         """Adds to ``start`` the microbatches' pieces of an input of the step, on the workers that read ``value``."""
@@ -273,20 +291,12 @@ def load_pipeline(
         ClusterError: there are not as many devices as the plan wants.
         PlanMismatchError: the plan keeps something in host memory that the devices have no access to.
     """
-    runtime = LocalPipeline(lowered.instructions, _compiled(lowered, devices, spared))
+    runtime = LocalPipeline(lowered.instructions, compiled_stages(lowered, worker_meshes(lowered, devices), spared))
     check_host_memory(lowered.plan.content, devices)
     meshes = [stage_devices(lowered.plan, s, devices) for s in range(lowered.plan.num_stages)]
-    step = split_step.step.graph
-    first_stages = [lowered.map.inputs[i.name][0] for i in step.inputs]
-
-    def input_place(index: int) -> NamedSharding:
-        stage, name = first_stages[index], step.inputs[index].name
-        port = runtime.ports.get((lowered.worker_of_stage(stage), str(ValueRef("in", name, stage))))
-        whole = NamedSharding(meshes[stage], PartitionSpec())
-        return whole if port is None else port[0].sharding(port[1])
-
+    inputs = [input_place(lowered, i.name, runtime.ports, meshes)[1] for i in split_step.step.graph.inputs]
     places = _result_places(runtime)
-    leaves = {n: StackedLeaf(tuple(map(input_place, at))) for n, at in enumerate(split_step.inputs) if len(at) > 1}
+    leaves = {n: StackedLeaf(tuple(inputs[i] for i in at)) for n, at in enumerate(split_step.inputs) if len(at) > 1}
     results = {n: StackedLeaf(tuple(places[i] for i in at)) for n, at in enumerate(split_step.outputs) if len(at) > 1}
     shardings = _shardings(lowered.plan.content, meshes, leaves, results)
     count = len(traced.signature.traced)
@@ -295,7 +305,6 @@ def load_pipeline(
     )
     return PipelineProgram(
         lowered,
-        runtime,
         shardings,
         tuple(traced.signature.entries[i] for i in traced.signature.traced),
         tuple(i.name for i in traced.graph.inputs),
@@ -305,19 +314,58 @@ def load_pipeline(
         leaves,
         results,
         unread_inputs(traced.graph) - set(donated),
+        runtime,
     )
 
 
-def _compiled(lowered: LoweredPipeline, devices: Sequence[Any], spared: Set[str]) -> dict[tuple[int, Work], Loaded]:
-    """By worker and work the compiled programs; arguments are those of `load_pipeline`."""
+def input_place(
+    lowered: LoweredPipeline,
+    name: str,
+    ports: Mapping[tuple[int, str], tuple[Port, Mesh]],
+    meshes: Sequence[Mesh],
+) -> tuple[int, NamedSharding]:
+    """Worker and sharding of an input of the lowered step: as the first program of its first stage takes it.
+
+    Args:
+        lowered: the pipeline.
+        name: of the input.
+        ports: by (worker, value) how programs take it.
+        meshes: by stage its devices.
+    """
+    stage = lowered.map.inputs[name][0]
+    worker = lowered.worker_of_stage(stage)
+    known = ports.get((worker, str(ValueRef("in", name, stage))))
+    whole = NamedSharding(meshes[stage], PartitionSpec())
+    return worker, whole if known is None else known[0].sharding(known[1])
+
+
+def worker_meshes(lowered: LoweredPipeline, devices: Sequence[Any]) -> dict[tuple[int, int], Mesh]:
+    """By (worker, stage) the devices on which the worker runs the stage."""
+    table = lowered.table
+    return {
+        (w, s): stage_mesh(lowered, w, s, devices) for w in range(table.num_workers) for s in table.stages_of_worker(w)
+    }
+
+
+def compiled_stages(
+    lowered: LoweredPipeline, meshes: Mapping[tuple[int, int], Mesh], spared: Set[str]
+) -> dict[tuple[int, Work], Loaded]:
+    """By worker and work the programs with devices of this process, compiled in one order by each process of a worker.
+
+    Args:
+        lowered: the pipeline.
+        meshes: see `worker_meshes`.
+        spared: values into whose buffers no program may write.
+    """
     loaded: dict[tuple[int, Work], Loaded] = {}
     unused = [given_up(lowered.instructions, worker) for worker in range(lowered.table.num_workers)]
     for program in lowered.programs:
         stage = program.work.stage
         for worker in lowered.table.workers_of_stage(stage):
-            mesh = stage_mesh(lowered, worker, stage, devices)
-            names = unused[worker].get(program.work, frozenset()) - spared
-            loaded[worker, program.work] = Loaded.compile(program, mesh, names)
+            mesh = meshes[worker, stage]
+            if mesh.local_devices:
+                names = unused[worker].get(program.work, frozenset()) - spared
+                loaded[worker, program.work] = Loaded.compile(program, mesh, names)
     return loaded
 
 

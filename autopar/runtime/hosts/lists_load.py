@@ -16,7 +16,6 @@ from autopar.frontend import Traced
 from autopar.ir.analysis import unread_inputs
 from autopar.lower.hosted import check_host_memory, hosted_of, sharding_of
 from autopar.lower.pipeline.build import LoweredPipeline
-from autopar.lower.pipeline.donation import given_up
 from autopar.lower.pipeline.ports import Port
 from autopar.lower.program import stage_devices
 from autopar.lower.split_layers import SplitStep
@@ -26,11 +25,17 @@ from autopar.runtime.hosts.announced import Announced, Announcement
 from autopar.runtime.hosts.arrays import copied, put
 from autopar.runtime.hosts.step_lists import ArrayPlace, ListMaker, StepLists
 from autopar.runtime.hosts.world_lists import WorldLists
-from autopar.runtime.local_pipeline import PipelineShardings, stage_mesh
+from autopar.runtime.local_pipeline import (
+    PipelineShardings,
+    compiled_stages,
+    input_place,
+    stage_mesh,
+    worker_meshes,
+)
 from autopar.runtime.pipeline import Loaded
 from autopar.runtime.stacked import StackedLeaf
 from autopar.runtime.transport.permutes import MovePrograms
-from autopar.schedule import ValueRef, Work
+from autopar.schedule import Work
 from autopar.schedule.memory import WorkerMemory, worker_memory
 
 #: Bytes of a result that is no state up to which every process gets it.
@@ -66,8 +71,8 @@ def load_lists(
         ProcessMismatchError: a process has other lists.
     """
     check_host_memory(lowered.plan.content, [d for d in devices if d.process_index == jax.process_index()])
-    meshes = _meshes(lowered, devices)
-    loaded = _compiled(lowered, meshes, spared)
+    meshes = worker_meshes(lowered, devices)
+    loaded = compiled_stages(lowered, meshes, spared)
     maker = _maker(lowered, meshes, by_hand)
     shardings, origins, ends, leaves, results = _places(lowered, split_step, maker.ports, devices)
     announcement = _announcement(traced, split_step, ends, devices)
@@ -91,14 +96,6 @@ def load_lists(
     processes = world()
     return WorldLists(
         lowered,
-        loaded,
-        maker.ports,
-        origins,
-        ends,
-        prepare,
-        maker,
-        announcement,
-        jax.process_index(),
         PipelineShardings(shardings.input_shardings, outputs),
         tuple(traced.signature.entries[i] for i in traced.signature.traced),
         tuple(i.name for i in traced.graph.inputs),
@@ -108,31 +105,16 @@ def load_lists(
         leaves,
         results,
         unread_inputs(traced.graph) - set(donated),
+        loaded,
+        maker.ports,
+        origins,
+        ends,
+        prepare,
+        maker,
+        announcement,
+        jax.process_index(),
         () if first is None else _memory(processes, traced.graph.name, lowered, loaded, first),
     )
-
-
-def _meshes(lowered: LoweredPipeline, devices: Sequence[Any]) -> dict[tuple[int, int], Mesh]:
-    """By (worker, stage) the devices on which the worker runs the stage."""
-    table = lowered.table
-    return {
-        (w, s): stage_mesh(lowered, w, s, devices) for w in range(table.num_workers) for s in table.stages_of_worker(w)
-    }
-
-
-def _compiled(
-    lowered: LoweredPipeline, meshes: Mapping[tuple[int, int], Mesh], spared: Set[str]
-) -> dict[tuple[int, Work], Loaded]:
-    """By worker and work the programs of this process; each process of a worker compiles them in the same order."""
-    loaded: dict[tuple[int, Work], Loaded] = {}
-    unused = [given_up(lowered.instructions, worker) for worker in range(lowered.table.num_workers)]
-    for program in lowered.programs:
-        for worker in lowered.table.workers_of_stage(program.work.stage):
-            mesh = meshes[worker, program.work.stage]
-            if mesh.local_devices:
-                names = unused[worker].get(program.work, frozenset()) - spared
-                loaded[worker, program.work] = Loaded.compile(program, mesh, names)
-    return loaded
 
 
 def _maker(lowered: LoweredPipeline, meshes: Mapping[tuple[int, int], Mesh], by_hand: bool) -> ListMaker:
@@ -184,7 +166,7 @@ def _places(
             sharding = sharding_of(record, meshes[record.stage], host=n in hosted.inputs)
             places = [(lowered.worker_of_stage(record.stage), sharding)]
         else:
-            places = [_input_place(lowered, graph.inputs[i].name, ports, meshes) for i in at]
+            places = [input_place(lowered, graph.inputs[i].name, ports, meshes) for i in at]
         places, leaf = _together(places)
         inputs.append(leaf.sharding)
         if len(at) > 1:
@@ -194,7 +176,7 @@ def _places(
             piece = _microbatch_place(lowered, x.name, x.type.shape, sharding)
             origins[i] = ArrayPlace(worker, sharding, x.type.shape, x.type.dtype, microbatch=piece)
     names = {x.name: i for i, x in enumerate(graph.inputs)}
-    makers_of = _made(lowered)
+    makers_of = made_outputs(lowered)
     ends: dict[int, ArrayPlace] = {}
     results: dict[int, StackedLeaf] = {}
     outputs: list[NamedSharding] = []
@@ -226,20 +208,6 @@ def _places(
     )
 
 
-def _input_place(
-    lowered: LoweredPipeline,
-    name: str,
-    ports: Mapping[tuple[int, str], tuple[Port, Mesh]],
-    meshes: Sequence[Mesh],
-) -> tuple[int, NamedSharding]:
-    """Worker and sharding of a piece of a leaf: as the first program of its first stage takes it."""
-    stage = lowered.map.inputs[name][0]
-    worker = lowered.worker_of_stage(stage)
-    known = ports.get((worker, str(ValueRef("in", name, stage))))
-    whole = NamedSharding(meshes[stage], PartitionSpec())
-    return worker, whole if known is None else known[0].sharding(known[1])
-
-
 def _together(places: list[tuple[int, NamedSharding]]) -> tuple[list[tuple[int, NamedSharding]], StackedLeaf]:
     """Where the pieces of a leaf lie between steps: on their stages if the leaf is made of them, else on the first."""
     leaf = StackedLeaf(tuple(sharding for _, sharding in places))
@@ -249,7 +217,7 @@ def _together(places: list[tuple[int, NamedSharding]]) -> tuple[list[tuple[int, 
     return places, leaf
 
 
-def _made(lowered: LoweredPipeline) -> dict[int, tuple[str, tuple[int, ...], Port, int]]:
+def made_outputs(lowered: LoweredPipeline) -> dict[int, tuple[str, tuple[int, ...], Port, int]]:
     """By output of the step its name in the dataflow, the workers that make it, and how the first of them does."""
     makers_of: dict[int, tuple[str, set[int], Port, int]] = {}
     for program in sorted(lowered.programs, key=lambda p: p.work):

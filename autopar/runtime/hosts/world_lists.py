@@ -8,7 +8,6 @@ order (`autopar.schedule.order`).
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,29 +22,25 @@ from jax.sharding import Mesh, NamedSharding
 
 from autopar._compat.dtypes import dtype_name, jax_dtype
 from autopar.errors import AutoparError
-from autopar.lower.pipeline.build import LoweredPipeline
 from autopar.lower.pipeline.ports import Port
-from autopar.lower.split_layers import SplitStep
 from autopar.runtime.hosts.announced import Announcement
 from autopar.runtime.hosts.arrays import copied, empty, is_global, own, spread
 from autopar.runtime.hosts.step_lists import ArrayPlace, ListMaker, StepLists, input_buffer
 from autopar.runtime.interpreter import Ready, Worker
 from autopar.runtime.launches import LAUNCHES
-from autopar.runtime.leaves import check_data, check_donated, fits, give_up
-from autopar.runtime.local_pipeline import LoadedTexts, PipelineShardings
+from autopar.runtime.leaves import check_data, check_donated, give_up
+from autopar.runtime.local_pipeline import LoadedPipeline, LoadedTexts
 from autopar.runtime.pipeline import Loaded, clocked
-from autopar.runtime.stacked import StackedLeaf
 from autopar.runtime.transport.permutes import ArrayMove, PermuteLinks
 from autopar.schedule import Buffer, Task, Work
 from autopar.schedule.memory import WorkerMemory
 
 
 @dataclass(frozen=True, eq=False)
-class WorldLists:
+class WorldLists(LoadedPipeline):
     """A pipeline of several processes, loaded; see `autopar.runtime.loaded.LoadedProgram`.
 
     Args:
-        lowered: what it runs.
         loaded: programs of this process's workers by (worker, work).
         ports: how the programs of all workers take a value, by (worker, value).
         origins: by input of the lowered step where it lies when a step begins.
@@ -55,19 +50,9 @@ class WorldLists:
         maker: of lists.
         announcement: of small results that are no state.
         process: number of this one.
-        program: where inputs and outputs lie.
-        entries: (shape, dtype, weak type) of each input.
-        names: path of each input.
-        donated: indices of inputs that the caller gives up.
-        constants: arrays that the function closes over.
-        split_step: which inputs and outputs are in pieces.
-        leaves: by input, where it is in pieces, how.
-        results: likewise by output.
-        unread: indices of inputs that nothing reads.
         worker_memory: bytes a device of each worker when its list of instructions needs the most.
     """
 
-    lowered: LoweredPipeline
     loaded: Mapping[tuple[int, Work], Loaded]
     ports: Mapping[tuple[int, str], tuple[Port, Mesh]]
     origins: tuple[ArrayPlace, ...]
@@ -76,21 +61,7 @@ class WorldLists:
     maker: ListMaker
     announcement: Announcement
     process: int
-    program: PipelineShardings
-    entries: tuple[Any, ...]
-    names: tuple[str, ...]
-    donated: tuple[int, ...]
-    constants: tuple[Any, ...]
-    split_step: SplitStep
-    leaves: Mapping[int, StackedLeaf]
-    results: Mapping[int, StackedLeaf]
-    unread: frozenset[int]
-    worker_memory: tuple[WorkerMemory, ...] = ()
-
-    @property
-    def here(self) -> bool:
-        """Whether its results are jax's arrays: yes."""
-        return True
+    worker_memory: tuple[WorkerMemory, ...]
 
     @property
     def footprint_bytes(self) -> int:
@@ -107,10 +78,6 @@ class WorldLists:
         return dataclasses.replace(self, loaded={k: clocked(v, note) for k, v in self.loaded.items()})
 
     # -- arguments -----------------------------------------------------------------------------
-
-    def match(self, leaves: Sequence[Any]) -> list[Any] | None:
-        """``leaves`` placed, if their shapes and dtypes are those of the program; else None."""
-        return self.place_all(leaves) if fits(leaves, self.entries) else None
 
     def place_all(self, leaves: Sequence[Any]) -> list[Any]:
         """The traced leaves of a call: state on its stage; a batch that every process has whole stays as it is.
@@ -180,7 +147,7 @@ class WorldLists:
         """
         with LAUNCHES.of(self):
             check_donated(leaves, self.names, self.donated)
-            inputs = self.by_name([*placed, *self.constants])
+            inputs = self.by_name(self.without_aliases([*placed, *self.constants]))
             here = self.placed_batch(inputs)
             step = self.prepare(frozenset(here))
             workers = self.carry_out(step, self._start(inputs, here))
@@ -237,20 +204,6 @@ class WorldLists:
         return MappingProxyType(placements)
 
     # -- what lies where when a step begins ----------------------------------------------------
-
-    def by_name(self, inputs: Sequence[Any]) -> dict[str, Any]:
-        """Arrays of the lowered step's inputs by name, from those of the function and what it closes over."""
-        same = Counter(map(id, inputs))  # arrays are no keys: their values compare
-        flat: list[Any] = []
-        for n, array in enumerate(inputs):
-            if n in self.donated and same[id(array)] > 1 and array.sharding.addressable_devices:
-                array = jnp.copy(array)
-            if n in self.leaves:
-                count = len(self.split_step.inputs[n])
-                flat += [array] * count if n in self.unread else self.leaves[n].split(array)
-            else:
-                flat.append(array)
-        return dict(zip((i.name for i in self.split_step.step.graph.inputs), flat, strict=True))
 
     @cached_property
     def index(self) -> Mapping[str, int]:
@@ -368,13 +321,6 @@ class WorldLists:
             return empty(type.shape, end.sharding, jax_dtype(type.dtype))
         array = workers[end.worker].arrays[Buffer(end.value) if buffer is None else buffer]
         return array if array.sharding == end.sharding else jax.device_put(array, end.sharding)
-
-    def joined(self, outputs: Mapping[int, Any]) -> list[Any]:
-        """Results of the function from outputs of the lowered step by number."""
-        return [
-            self.results[n].join([outputs[i] for i in at]) if len(at) > 1 else outputs[at[0]]
-            for n, at in enumerate(self.split_step.outputs)
-        ]
 
 
 def _sliced(array: Any, first: int, size: int, dim: int, wanted: NamedSharding) -> Any:

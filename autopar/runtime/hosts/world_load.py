@@ -24,7 +24,7 @@ from autopar.lower.program import plan_tables
 from autopar.lower.split_layers import SplitStep
 from autopar.plan import Plan
 from autopar.runtime.hosts.arrays import spread
-from autopar.runtime.hosts.lists_load import load_lists
+from autopar.runtime.hosts.lists_load import SMALL_BYTES, load_lists, made_outputs
 from autopar.runtime.hosts.world_pipeline import Beginning, WorkerPart, WorldPipeline, WorldShardings, sharding_on
 from autopar.runtime.loaded import LoadedProgram
 from autopar.runtime.local_pipeline import load_pipeline
@@ -33,8 +33,6 @@ from autopar.schedule import Buffer, Task, ValueRef
 from autopar.search.resharding import path_tables
 from autopar.sharding.reshard import PathTables
 
-#: Bytes of a result that is no state up to which every process gets it.
-_SMALL = 1 << 16
 #: Where a piece of a layered leaf lies: in what layout, on which worker.
 _Place = tuple[ShardedType, int]
 
@@ -279,15 +277,9 @@ def _updates(split_step: SplitStep) -> dict[int, int]:
 
 def _endings(lowered: LoweredPipeline, homes: Mapping[int, int]) -> list[BufferCopy]:
     """State that another worker makes than the one on which it lies when a step begins."""
-    makers: dict[int, tuple[str, set[int]]] = {}
-    for program in lowered.programs:
-        for port in program.writes:
-            if port.ref.kind == "out":
-                workers = set(lowered.table.workers_of_stage(program.work.stage))
-                makers.setdefault(port.ref.number, (port.name, set()))[1].update(workers)
     return [
         BufferCopy(min(workers), Buffer(name), homes[n], Buffer(name))
-        for n, (name, workers) in sorted(makers.items())
+        for n, (name, workers, _, _) in sorted(made_outputs(lowered).items())
         if n in homes and homes[n] not in workers
     ]
 
@@ -315,7 +307,7 @@ def _shared(
         for o, shards_of_result in zip(traced.graph.outputs, results, strict=True)
         if not o.updates
         and len(shards_of_result) == 1
-        and o.type.nbytes <= _SMALL
+        and o.type.nbytes <= SMALL_BYTES
         and not rounds.sharded[shards_of_result[0]].is_key
     )
 

@@ -82,7 +82,7 @@ class WorldStale(OverAnother, CarriedCalls):
 
     def call(self, placed: Sequence[Any], carry: Mapping[str, Any], calls: int) -> tuple[list[Any], dict[str, Any]]:
         """See `CarriedCalls.call`."""
-        inputs = self.pipeline.by_name([*placed, *self.pipeline.constants])
+        inputs = self.pipeline.by_name(self.pipeline.without_aliases([*placed, *self.pipeline.constants]))
         outputs, left = self._run(self.windows.call(calls), inputs, carry if calls else {}, metrics=True)
         with LAUNCHES:
             outputs.update(self.pipeline.announcement.tell(outputs))

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import click
 
 from autopar.cli import options
 from autopar.cli.group import Command
-from autopar.cli.output import print_json, print_section, progress
-from autopar.cli.plan import chosen_cluster
+from autopar.cli.output import print_json, print_section, progress, write_file
+from autopar.cli.plan import PAGES, chosen_cluster
 from autopar.cli.target import load, parse_target, user_code
 from autopar.cluster import Cluster
 from autopar.report.sections import Section
@@ -39,6 +40,7 @@ from autopar.search.files import load_problem
 @options.precision_options
 @options.limit_options
 @options.batch_option
+@click.option("-o", "--output", metavar="FILE.html", help="Write the table as a page, whose columns can be sorted.")
 @options.format_option("text", "json")
 @options.quiet_option
 def command(
@@ -53,6 +55,7 @@ def command(
     set_: dict[str, Any],
     cluster_name: str | None,
     nodes: int | None,
+    output: str | None,
     form: str,
     quiet: bool,
     **asked: Any,
@@ -66,13 +69,15 @@ def command(
     stage; degrees that are given, as --tp 8, stay as they are. A file of `autopar.search.save_problem` (.json,
     .json.gz) in place of FILE.py:FUNC needs no jax.
     """
+    if output is not None:
+        check_page(output)
     budget = Budget(time_limit, steps, seeds or (0,))
     if target.endswith((".json", ".json.gz")):
         check_problem_options(click.get_current_context())
         problem = load_problem(target)
         names = searched(search, degrees=False)
         with progress(quiet) as say:
-            show(compare_problem(problem, names, budget, say), form)
+            show(compare_problem(problem, names, budget, say), form, output)
         return
     wanted = parse_target(target)
     cluster = chosen_cluster(cluster_name, nodes)
@@ -95,7 +100,7 @@ def command(
             every = all_degrees(plan_options.cluster or Cluster.local(), request.degrees)
             names = (*names, *((degrees_text(manual), manual) for manual in every))
         comparison = api.compare_with(plain, values, plan_options, names, budget, say)
-    show(comparison, form)
+    show(comparison, form, output)
 
 
 def searched(search: str | None, degrees: bool) -> tuple[Named, ...]:
@@ -107,18 +112,28 @@ def searched(search: str | None, degrees: bool) -> tuple[Named, ...]:
 
 def check_problem_options(ctx: click.Context) -> None:
     """Raises click.UsageError where an option of functions was given for a file that holds a problem."""
-    of_command = ("target", "search", "time_limit", "steps", "seeds", "form", "quiet")
+    of_command = ("target", "search", "time_limit", "steps", "seeds", "output", "form", "quiet")
     for p in ctx.command.params:
         given = p.name and ctx.get_parameter_source(p.name) is click.core.ParameterSource.COMMANDLINE
         if given and p.name not in of_command:
             raise click.UsageError(f"{p.opts[0]} is for functions: a saved problem has it")
 
 
-def show(comparison: Comparison, form: str) -> None:
-    """Prints a comparison as text or as JSON."""
+def check_page(output: str) -> None:
+    """Raises click.BadParameter unless a page can be written to ``output``."""
+    if not output.endswith(PAGES):
+        raise click.BadParameter(f"{output!r} is no page: its name ends in .html", param_hint="-o")
+    if not Path(output).absolute().parent.is_dir():
+        raise click.BadParameter(f"there is no folder {str(Path(output).parent)!r}", param_hint="-o")
+
+
+def show(comparison: Comparison, form: str, output: str | None) -> None:
+    """Prints a comparison as text or as JSON, and writes it as a page to ``output`` unless that is None."""
+    title = f"{comparison.program} on {comparison.cluster}"
+    section = Section(title, COLUMNS, comparison.rows(), (0, 2, 3, 4, 5, 6))
+    if output is not None:
+        write_file(output, import_module("autopar.report.page").tables_page(title, [section]))
     if form == "json":
         print_json(comparison.to_dict())
-        return
-    print_section(
-        Section(f"{comparison.program} on {comparison.cluster}", COLUMNS, comparison.rows(), (0, 2, 3, 4, 5, 6))
-    )
+    else:
+        print_section(section)

@@ -19,7 +19,7 @@ from autopar.report.bars import device_memory_bytes, memory_bars, time_bars
 from autopar.report.diff import diff
 from autopar.report.layers import layers, links, why
 from autopar.report.pictures import cluster_svg, memory_svg, time_svg, timeline_svg
-from autopar.report.sections import considered, head, ranges, sections, trail
+from autopar.report.sections import Section, considered, head, ranges, sections, trail
 from autopar.report.source_lines import with_source_lines
 from autopar.simulate import simulate
 
@@ -112,6 +112,16 @@ def pair_page(before: Plan, after: Plan, names: tuple[str, str] = ("before", "af
         sides=sides,
         sections=shown,
     )
+
+
+def tables_page(title: str, shown: Sequence[Section]) -> str:
+    """A page of tables alone, each of which a click on a column's name sorts.
+
+    Args:
+        title: of the page.
+        shown: the tables.
+    """
+    return _template("tables.html.j2").render(title=title, sections=tuple(shown))
 
 
 def pictures(plan: Plan) -> tuple[tuple[str, str], ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from pathlib import Path
 
 import pytest
 
@@ -63,11 +64,15 @@ def test_plan_prices_what_the_degrees_name(run: Run) -> None:
 @pytest.mark.usefixtures("folder")
 def test_compare_has_a_row_for_each_of_them(run: Run) -> None:
     result = run("compare", TARGET, *CLUSTER, "--degrees", "--pp", "1", "--zero", "0", "--search", "replicated",
-                 "--format", "json", "-q")  # fmt: skip
+                 "--format", "json", "-q", "-o", "degrees.html")  # fmt: skip
     assert result.exit_code == 0, result.output
+    page = Path("degrees.html").read_text(encoding="utf-8")
+    assert page.count("<tr") == 6 and "tp=4 pp=1 dp=2 zero=0" in page and "sortKey" in page
     rows = [row["strategy"] for row in json.loads(result.stdout)["ranking"]]
     assert sorted(rows) == [
         "replicated", "tp=1 pp=1 dp=8 zero=0", "tp=2 pp=1 dp=4 zero=0", "tp=4 pp=1 dp=2 zero=0", "tp=8 pp=1 dp=1 zero=0"
     ]  # fmt: skip
+    result = run("compare", TARGET, *CLUSTER, "--degrees", "-o", "degrees.txt", "-q")
+    assert (result.exit_code, "ends in .html" in result.stderr) == (2, True)
     result = run("compare", TARGET, *CLUSTER, "--tp", "2", "-q")
     assert (result.exit_code, "need --degrees" in result.stderr) == (2, True)

@@ -1,4 +1,4 @@
-"""Pages in a browser: Chromium where it is installed, and its engine where `requirements/browser.in` is (make test-browser).
+"""Pages in a browser: Chromium where it is installed, and the engine of `requirements/browser.in` (make test-browser).
 
 The engine runs in a process of its own, so that its crash is a test that fails.
 """

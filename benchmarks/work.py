@@ -1,11 +1,13 @@
 """Work units against CPU seconds: the weights that fit best, and how far units err, on drawn problems.
 
 Each problem is planned on one core by a process that has its compiled loops loaded, with nothing read from a cache
-of plans. `autopar.search.work.WEIGHTS` has the weights; what is printed is what they would be here.
+of plans. Units compare problems, and machines differ: `per_unit_s` is what one takes here, and an error is that of
+units with it. `autopar.search.work.WEIGHTS` has the weights; what is printed is what they would be here.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import time
@@ -60,14 +62,26 @@ def fitted(rows: Sequence[Row]) -> dict[Work, float]:
     return dict(zip(kinds, map(float, weights), strict=True))
 
 
+def units_of(row: Row) -> int:
+    """Units of a row of `measure`."""
+    return sum(row.get(kind.value, 0) for kind in Work)
+
+
+def per_unit_s(rows: Sequence[Row]) -> float:
+    """CPU seconds of a unit on this machine: the middle between the least and the most of all rows, as a ratio."""
+    each_s = [row["cpu_s"] / units_of(row) for row in rows]
+    return math.sqrt(min(each_s) * max(each_s))
+
+
 def with_errors(rows: Sequence[Row]) -> list[Row]:
-    """Rows with units, the seconds that they stand for and the relative error."""
+    """Rows with units, the seconds that they stand for on this machine and the relative error."""
+    unit_s = per_unit_s(rows) if rows else UNIT_S
     some = []
     for row in rows:
-        units = sum(row.get(kind.value, 0) for kind in Work)
-        counted = {kind.value: row.get(kind.value, 0) * UNIT_S for kind in Work}
-        head = {"case": row["case"], "cpu_s": row["cpu_s"], "units": units, "units_s": units * UNIT_S}
-        some.append({**head, "error": units * UNIT_S / row["cpu_s"] - 1, **counted})
+        units = units_of(row)
+        counted = {kind.value: row.get(kind.value, 0) * unit_s for kind in Work}
+        head = {"case": row["case"], "cpu_s": row["cpu_s"], "units": units, "units_s": units * unit_s}
+        some.append({**head, "error": units * unit_s / row["cpu_s"] - 1, **counted})
     return some
 
 
@@ -83,8 +97,9 @@ def run(quick: bool, say: Say) -> Report:
     said = "no problem has a plan"
     if errors:
         said = (
-            f"{len(rows)} problems with a plan within {LIMIT_S:g} CPU s; units of {near} err by less than {NEAR:.0%}, "
-            f"median error {statistics.median(errors):.0%}, worst {max(errors):.0%}"
+            f"{len(rows)} problems with a plan within {LIMIT_S:g} CPU s, {per_unit_s(rows) * 1e9:.1f} ns a unit; "
+            f"units of {near} err by at most {NEAR:.0%}, median error {statistics.median(errors):.0%}, "
+            f"worst {max(errors):.0%}"
         )
     weights = "weights that fit best here: " + ", ".join(f"{kind.name} {w:.3g}" for kind, w in fitted(rows).items())
     return Report("work units against CPU seconds", "", tuple(shown), passed=True, notes=(said, weights))

@@ -44,6 +44,7 @@ def is_free(sharding):
     return not isinstance(sharding, NamedSharding) or sharding.mesh.empty
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("build", constrained_steps.STEPS, ids=lambda build: build.__name__)
 def test_constraints_are_kept(build):
     step, args = build()

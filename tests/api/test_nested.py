@@ -76,6 +76,7 @@ def made(wrap, given):
     return lambda x: GIVEN[given](inner, x)
 
 
+@pytest.mark.few(42)
 @pytest.mark.parametrize("given", GIVEN)
 @pytest.mark.parametrize("outer", OUTER)
 def test_inside_of_another_trace(outer, given):
@@ -95,6 +96,7 @@ def test_a_function_that_has_run_before():
     assert inner(ones)[0] == pytest.approx(np.sin(1))
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("given", GIVEN)
 @pytest.mark.parametrize("options", [{}, {"num_microbatches": 2}, {"constraints": {"x": (0,)}}])
 def test_decorated_inside_of_decorated(given, options):

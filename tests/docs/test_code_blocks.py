@@ -7,13 +7,18 @@ import builtins
 import os
 import subprocess
 import sys
+import types
+import warnings
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from hatchling.builders.wheel import WheelBuilder
 
+from autopar.schedule import registry as schedule_registry
+from autopar.search import registry as search_registry
+from autopar.sharding.registry import registered_rules, unregister_rule
 from tests.docs.pages import PAGES, ROOT, Block, blocks, name
 
 #: Marks of blocks: run on Ray, among the slow tests; not run, for it needs a running cluster at an address.
@@ -25,12 +30,15 @@ START, LINK = "docs/index.md", "index.md#the-step-of-the-pages"
 SETUP = next(b.text for b in PYTHON[START] if "def train_step_args" in b.text)
 
 
-def run(page: str, chosen: list[Block], folder: Path, site: Path = ROOT) -> None:
-    """Runs blocks in one process with eight devices; ``site`` has the package."""
+def text_of(chosen: list[Block]) -> str:
+    """A program of blocks, one after another."""
     assert chosen
-    program = "\n".join([SETUP, *("\n" * 2 + b.text for b in chosen)])
-    code = compile(program, page, "exec")  # a syntax error names the page
-    assert code is not None
+    return "\n".join([SETUP, *("\n" * 2 + b.text for b in chosen)])
+
+
+def run(page: str, chosen: list[Block], folder: Path, site: Path = ROOT) -> None:
+    """Runs blocks in a process of their own with eight devices; ``site`` has the package."""
+    program = text_of(chosen)
     script = folder / "blocks.py"
     script.write_text(
         f"if __name__ == '__main__':\n    exec(compile({program!r}, {page!r}, 'exec'))\n", encoding="utf-8"
@@ -67,9 +75,30 @@ def test_names_come_from_the_page_or_from_the_one_that_it_names(page: str) -> No
     assert not missing or LINK in (ROOT / page).read_text(encoding="utf-8"), f"{sorted(missing)}: say where they are"
 
 
+@pytest.fixture
+def registered_for_one_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Drops the strategies, schedules and rules that a page registers."""
+    monkeypatch.setattr(search_registry, "_REGISTRY", search_registry.StrategyRegistry())
+    monkeypatch.setattr(schedule_registry, "_REGISTRY", schedule_registry.ScheduleRegistry())
+    before = set(registered_rules())
+    yield
+    for primitive in set(registered_rules()) - before:
+        unregister_rule(primitive)
+
+
+@pytest.mark.usefixtures("registered_for_one_test")
 @pytest.mark.parametrize("page", [page for page, found in PYTHON.items() if any(not b.mark for b in found)])
-def test_blocks_run(page, tmp_path) -> None:
-    run(page, [b for b in PYTHON[page] if not b.mark], tmp_path)
+def test_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the process of the tests; a process of their own is a slow test."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    module = types.ModuleType("page_of_the_documentation")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.filterwarnings("error", category=DeprecationWarning, module=module.__name__)
+        program = text_of([b for b in PYTHON[page] if not b.mark])
+        exec(compile(program, page, "exec", dont_inherit=True), vars(module))
 
 
 @pytest.mark.slow

@@ -33,10 +33,17 @@ def test_every_page_is_in_the_navigation() -> None:
     assert sorted(named(nav)) == sorted(pages)
 
 
+@pytest.fixture(scope="module")
+def notebooks(tmp_path_factory):
+    """A folder with those of all lessons."""
+    folder = tmp_path_factory.mktemp("notebooks")
+    subprocess.run([sys.executable, str(SITE / "notebooks.py"), str(folder)], check=True)
+    return folder
+
+
 @pytest.mark.parametrize("page", LESSONS, ids=lambda p: p.stem)
-def test_a_notebook_has_the_code_of_its_lesson(page, tmp_path) -> None:
-    subprocess.run([sys.executable, str(SITE / "notebooks.py"), str(tmp_path)], check=True)
-    notebook = json.loads((tmp_path / f"{page.stem}.ipynb").read_text(encoding="utf-8"))
+def test_a_notebook_has_the_code_of_its_lesson(page, notebooks) -> None:
+    notebook = json.loads((notebooks / f"{page.stem}.ipynb").read_text(encoding="utf-8"))
     code = [cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert code[1:] == [b.text.strip("\n") for b in blocks(page) if b.language == "python"]
     assert [cell["cell_type"] for cell in notebook["cells"]].count("markdown") >= len(code) - 1

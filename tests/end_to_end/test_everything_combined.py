@@ -41,8 +41,13 @@ def check(cell: Cell) -> None:
         assert plan.stages[0].host_bytes > 0
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("cell", QUICK, ids=str)
+#: One with half precision, 8-bit wires, two stages and a constraint; one with layers in host memory.
+DEFAULT = (QUICK[0], QUICK[6])
+
+
+@pytest.mark.parametrize(
+    "cell", [*DEFAULT, *(pytest.param(c, marks=pytest.mark.slow) for c in QUICK if c not in DEFAULT)], ids=str
+)
 def test_a_cell_equals_its_oracle(cell):
     check(cell)
 

@@ -179,7 +179,7 @@ def test_stages_are_updated_on_their_hosts(x64, name, microbatches):
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", [4, 8])
 def test_stacked_layers_of_stages_are_updated_on_their_hosts(x64, layers):
     """One group of layers a stage, and several: what the user has is one array, in the memory of several hosts."""

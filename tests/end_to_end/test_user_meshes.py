@@ -99,7 +99,7 @@ def _rounds(row: Any, most: Any) -> Any:
     return lax.while_loop(lambda s: s[1] < most + (jnp.mean(row) > 0), turn, first)[1:]
 
 
-@pytest.mark.parametrize("shape", [(12, 3), (8, 5, 3)])
+@pytest.mark.parametrize("shape", [pytest.param((12, 3), marks=pytest.mark.slow), (8, 5, 3)])
 def test_a_batch_of_loops(shape):
     """Under ``vmap`` the condition has dims, and a loop that is done before others keeps its values."""
 
@@ -297,7 +297,7 @@ def _sent(rows, output, starts, lengths, targets):
     return result
 
 
-@pytest.mark.parametrize(("devices", "slices"), [(8, 1), (4, 2)])
+@pytest.mark.parametrize(("devices", "slices"), [pytest.param(8, 1, marks=pytest.mark.slow), (4, 2)])
 def test_ragged_all_to_all(devices, slices):
     """Experts without a capacity: each device sends rows of any number to each, and gets their gradients back."""
     random = np.random.default_rng(devices)

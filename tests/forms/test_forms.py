@@ -33,7 +33,7 @@ def test_drawn_functions_rewritten(x64, seed):
         assert said.startswith(("ok", "refused", "invalid")), (function.name, form, way, said)
 
 
-@pytest.mark.parametrize("form", ["helper with a constant", "reference"])
+@pytest.mark.parametrize("form", ["helper with a constant", pytest.param("reference", marks=pytest.mark.slow)])
 def test_forms_are_split_and_staged(x64, form):
     (function,) = (found(*c) for c in candidates() if c[0] == "jax.numpy.tanh")
     assert [outcome(step_of(function, form), way) for way in ("split", "stages")] == ["ok", "ok"]

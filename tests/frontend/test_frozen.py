@@ -187,7 +187,10 @@ def test_examples_stay_a_batch(name):
     assert roles(trained(loss), *args) == ["batch", "batch"]
 
 
-@pytest.mark.parametrize("options", [{"num_microbatches": 4}, {"num_microbatches": 2, "num_stages": 2}])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param({"num_microbatches": 4}, marks=pytest.mark.slow), {"num_microbatches": 2, "num_stages": 2}],
+)
 def test_adapters_are_trained_in_microbatches_and_stages(options):
     step = trained(beside)
     args = FROZEN["int4"][1:]

@@ -118,6 +118,7 @@ def test_rows_beyond_a_dim_that_is_padded():
     assert_program(written, (params[0], index), *(((8,), seed) for seed in (738, 739, 741, 744)))
 
 
+@pytest.mark.slow
 def test_a_window_in_a_loop_next_to_a_shard_map():
     """XLA divides what stands next to a `shard_map`, and gets the gradient of the window in the loop wrong."""
 

@@ -18,6 +18,7 @@ COLLECTIVES = {"psum", "psum2", "all_gather", "all_to_all", "ppermute", "reduce_
 REGIONS = {"cond", "while", "scan"}
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(
     "array",
     [

@@ -53,6 +53,7 @@ CONVOLUTIONS = {
 }
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("name", sorted(CONVOLUTIONS))
 @pytest.mark.parametrize("part", ["itself", "input gradient", "kernel gradient"])
 @pytest.mark.parametrize("examples", [False, True])

@@ -125,12 +125,13 @@ def ids(rows: tuple[tuple[str, Any, str], ...]) -> list[str]:
     return [f"{name}-{kind}-{i}" for i, (name, _, kind) in enumerate(rows)]
 
 
-@pytest.mark.few(29)
+@pytest.mark.few(12)
 @pytest.mark.parametrize(("name", "function", "kind"), UNARY, ids=ids(UNARY))
 def test_unary(name: str, function: Callable[..., Any], kind: str) -> None:
     check_localized(function, array(kind), primitive=name, meshes=MESHES[1:2], limit=limit(name))
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize(("name", "function", "kind"), BINARY, ids=ids(BINARY))
 def test_binary(name: str, function: Callable[..., Any], kind: str) -> None:
     operands = array(kind), array(kind, seed=1)

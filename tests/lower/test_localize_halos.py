@@ -153,7 +153,7 @@ def pads(draw: st.DrawFn) -> tuple[Any, tuple[int, int, int]]:
     return floats(size, 4), (low, high + (-(spread + low + high)) % draw(st.sampled_from((2, 4, 8))), between)
 
 
-@pytest.mark.parametrize("value", [0.0, -np.inf])
+@pytest.mark.parametrize("value", [pytest.param(0.0, marks=pytest.mark.slow), -np.inf])
 @settings(max_examples=8)
 @given(pads())
 def test_any_padding(value: float, case: tuple[Any, tuple[int, int, int]]) -> None:
@@ -202,7 +202,7 @@ def test_any_slice(start: int, stride: int, count: int, rest: int) -> None:
 INITIAL = {"max": (-np.inf, lax.max), "min": (np.inf, lax.min), "sum": (0.0, lax.add)}
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", sorted(INITIAL))
 @settings(max_examples=8)
 @given(pools())
@@ -229,7 +229,7 @@ def test_integers_beyond_the_ends_have_no_part(name: str) -> None:
     assert spatial(ran, 0, 1) == {1}
 
 
-@pytest.mark.parametrize(("window", "stride", "padding"), [(2, 2, 0), (3, 1, 1)])
+@pytest.mark.parametrize(("window", "stride", "padding"), [pytest.param(2, 2, 0, marks=pytest.mark.slow), (3, 1, 1)])
 def test_gradient_of_the_largest(window: int, stride: int, padding: int) -> None:
     """Of windows on one shard, and of those that lie on neighbours' and beyond the ends."""
     x = floats(1, 16, 4, 2)

@@ -84,6 +84,7 @@ def test_errors_of_random_tensors_are_within_their_bounds(kind, name):
     assert largest > 1e-4  # what is sent is narrow
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("kind", ["all-gather", "reduce-scatter", "all-reduce"])
 @pytest.mark.parametrize("name", WIRE_FORMATS)
 def test_compiled_messages_have_the_predicted_bytes(kind, name):

@@ -128,7 +128,7 @@ def test_sm3_lays_vectors_as_the_dims_of_its_momentum_and_takes_each_maximum_onc
     assert [(c.kind, c.scope.rpartition("/")[2]) for c in small] == [("all-reduce", "pmax")] * len(MATRICES)
 
 
-@pytest.mark.parametrize("bandwidth", [1e7, 1e9])
+@pytest.mark.parametrize("bandwidth", [pytest.param(1e7, marks=pytest.mark.slow), 1e9])
 def test_muon_deals_whole_matrices_out(bandwidth):
     """Each device orthogonalizes its layers: its iterations send nothing, whatever the links."""
     params = arrays({"layers": (LAYERS, SIDE, SIDE)})
@@ -148,7 +148,9 @@ def test_muon_deals_whole_matrices_out(bandwidth):
         assert total_wire_bytes(sent) <= 1.01 * total_wire_bytes(plain)
 
 
-@pytest.mark.parametrize(("layers", "stack", "mesh"), [(LAYERS, LAYERS, (8,)), (3, 4, (2, 4))])
+@pytest.mark.parametrize(
+    ("layers", "stack", "mesh"), [pytest.param(LAYERS, LAYERS, (8,), marks=pytest.mark.slow), (3, 4, (2, 4))]
+)
 def test_muon_deals_matrices_out_that_lie_in_arrays_of_their_own(layers, stack, mesh):
     """Equal iterations run as one of a stack: each device has whole matrices, and nothing is sent inside."""
     params = arrays({f"w{n}": (SIDE, SIDE) for n in range(layers)})

@@ -49,7 +49,7 @@ class Program(NamedTuple):
     closed_over: tuple[jax.Array, ...]
 
 
-@pytest.mark.parametrize("build", [scanned_gpt, with_ramps])
+@pytest.mark.parametrize("build", [pytest.param(scanned_gpt, marks=pytest.mark.slow), with_ramps])
 @pytest.mark.parametrize("groups", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_nothing_has_the_size_of_all_layers(build, groups, x64):
     fn, args = build()

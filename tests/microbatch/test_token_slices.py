@@ -58,6 +58,7 @@ def test_running_totals():
 SMALL = {"dtype": "float64", "hidden": 8, "heads": 4, "vocab": 16, "seq": 6, "batch": 2, "clip": None}
 
 
+@pytest.mark.slow
 def test_gpt():
     step, args = gpt.build(layers=1, masked=True, **SMALL)
     assert_same_in_slices(step, args, [(3, 2, 1)])

@@ -165,10 +165,17 @@ def test_stages_of_a_pipeline_have_their_moments_in_host_memory(x64):
     assert kinds(again.shard(*fresh(args))[0]) == kinds(found[0])
 
 
-def test_microbatches_of_a_pipeline_wait_in_host_memory(x64):
-    step, args = mlp.build("tiny", layers=8, batch=512, dtype="float64")
-    options = {"num_stages": 4, "num_microbatches": 8, "schedule": "1f1b", "remat": "none", "donate_argnums": 0}
-    wide = parallelize(step, cluster=local(), **options).plan(*args)
+@pytest.fixture(scope="module")
+def in_stages():
+    """A step, its arguments, how it is put into four stages, and a plan that needs no host memory."""
+    with jax.enable_x64(True):
+        step, args = mlp.build("tiny", layers=8, batch=512, dtype="float64")
+        options = {"num_stages": 4, "num_microbatches": 8, "schedule": "1f1b", "remat": "none", "donate_argnums": 0}
+        return step, args, options, parallelize(step, cluster=local(), **options).plan(*args)
+
+
+def test_microbatches_of_a_pipeline_wait_in_host_memory(x64, in_stages):
+    step, args, options, wide = in_stages
     limit = int(wide.peak_memory * 0.9)
     plan = parallelize(step, cluster=local(), memory_limit=limit, offload="auto", **options).plan(*args)
     unauthenticated = [n for n, s in enumerate(plan.stages) if s.form.activations_offloaded]
@@ -179,9 +186,10 @@ def test_microbatches_of_a_pipeline_wait_in_host_memory(x64):
     )
     stay = Plan(msgspec.structs.replace(plan.content, stages=stages))
     moved, kept = (parallelize(step, plan=p, donate_argnums=0) for p in (plan, stay))
-    for a, b in zip(jax.tree.leaves(steps(moved, args)), jax.tree.leaves(steps(kept, args)), strict=True):
+    found = jax.tree.leaves(steps(moved, args))
+    for a, b in zip(found, jax.tree.leaves(steps(kept, args)), strict=True):
         np.testing.assert_array_equal(a, b)
-    for a, b in zip(jax.tree.leaves(steps(moved, args)), jax.tree.leaves(steps(jax.jit(step), args)), strict=True):
+    for a, b in zip(found, jax.tree.leaves(steps(jax.jit(step), args)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-13)
     with_moves, without = (f.compile(*fresh(args)).local for f in (moved, kept))
     lists = with_moves.runtime.program.workers
@@ -192,10 +200,8 @@ def test_microbatches_of_a_pipeline_wait_in_host_memory(x64):
         assert with_moves.worker_memory[n].total < without.worker_memory[n].total
 
 
-def test_a_buffer_that_waits_is_in_host_memory(x64):
-    step, args = mlp.build("tiny", layers=8, batch=512, dtype="float64")
-    options = {"num_stages": 4, "num_microbatches": 8, "schedule": "1f1b", "remat": "none", "donate_argnums": 0}
-    plan = parallelize(step, cluster=local(), **options).plan(*args)
+def test_a_buffer_that_waits_is_in_host_memory(x64, in_stages):
+    step, args, _, plan = in_stages
     stages = tuple(
         msgspec.structs.replace(s, form=msgspec.structs.replace(s.form, activations_offloaded=True))
         for s in plan.stages

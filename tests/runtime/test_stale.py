@@ -132,12 +132,12 @@ def decorated(model="perceptron", schedule="pipedream", m=2, **options):
 
 
 def test_a_checkpoint_holds_what_is_under_way_and_plans_are_kept(x64, tmp_path):
-    step, state, batches = decorated("residual")
+    step, state, batches = decorated()
     state, _ = step(state, batches[0])
     state, _ = step(state, batches[1])
     step.save(str(tmp_path / "states"), state, wait=True)
     step.plans()[-1].save(tmp_path / "plan.json")
-    later, _, _ = decorated("residual", plan=str(tmp_path / "plan.json"))
+    later, _, _ = decorated(plan=str(tmp_path / "plan.json"))
     again = later.restore(str(tmp_path / "states"), like=state)
     for batch in batches[2:]:
         state, first = step(state, batch)

@@ -37,42 +37,56 @@ def assert_same(got, want):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("schedule", ["2bw", "pipedream"])
-def test_a_state_that_is_restored_goes_on_as_if_it_had_not_been_saved(schedule, tmp_path):
-    fn, state, batches = stepped()
-    step = decorated(fn, schedule)
-    for n, batch in enumerate(batches):
-        state, _ = step(state, batch)
-        if n == 1:
-            saved = state
-            step.save(str(tmp_path), state, wait=True)
-    want = step.drain(state)
+@pytest.fixture(scope="module", params=["2bw", pytest.param("pipedream", marks=pytest.mark.slow)])
+def trained(request, tmp_path_factory):
+    """A schedule, a function, its step after four batches, a state in between, its folder and what all of them give."""
+    with jax.enable_x64(True):
+        fn, state, batches = stepped()
+        step = decorated(fn, request.param)
+        folder = str(tmp_path_factory.mktemp("states"))
+        for n, batch in enumerate(batches):
+            state, _ = step(state, batch)
+            if n == 1:
+                saved = state
+                step.save(folder, state, wait=True)
+        return request.param, fn, step, saved, folder, batches, step.drain(state)
+
+
+def assert_goes_on(function, restored, trained):
+    """A restored state is the saved one, and two more batches give what they gave."""
+    _, _, _, saved, _, batches, want = trained
+    assert type(restored) is type(saved)
+    assert_same(restored, saved)
+    for batch in batches[2:]:
+        restored, _ = function(restored, batch)
+    assert_same(function.drain(restored), want)
+
+
+def test_a_state_that_is_restored_goes_on_as_if_it_had_not_been_saved(x64, trained):
+    _, _, step, saved, folder, _, _ = trained
+    assert_same(step.drain(step.restore(folder)), step.drain(saved))
+    assert_goes_on(step, step.restore(folder), trained)
+    assert_goes_on(step, jax.tree.map(np.asarray, step.restore(folder)), trained)
+
+
+def test_a_function_that_was_compiled_for_shapes_restores_a_state(x64, trained):
+    schedule, fn, _, saved, folder, batches, _ = trained
     compiled = decorated(fn, schedule)
     compiled.compile(*shapes((saved.state, batches[0])))
+    assert_goes_on(compiled, compiled.restore(folder), trained)
+
+
+def test_a_new_function_restores_a_state(x64, trained):
+    """Like a state, like shapes, and from arrays of numpy."""
+    schedule, fn, _, saved, folder, _, _ = trained
     new = decorated(fn, schedule)
-    ways = {
-        "the same function": (step, step.restore(str(tmp_path))),
-        "compiled for shapes": (compiled, compiled.restore(str(tmp_path))),
-        "like a state": (new, new.restore(str(tmp_path), like=saved)),
-        "like shapes": (new, new.restore(str(tmp_path), like=shapes(saved))),
-        "numpy": (new, jax.tree.map(np.asarray, saved)),
-        "numpy of a restored one": (step, jax.tree.map(np.asarray, step.restore(str(tmp_path)))),
-    }
-    for way, (function, restored) in ways.items():
-        assert type(restored) is type(saved), way
-        assert_same(restored, saved)
-        assert_same(function.drain(restored), step.drain(saved)) if function is step else None
-        for batch in batches[2:]:
-            restored, _ = function(restored, batch)
-        assert_same(function.drain(restored), want)
+    assert_goes_on(new, new.restore(folder, like=saved), trained)
+    assert_same(new.restore(folder, like=shapes(saved)), saved)
+    assert_goes_on(new, jax.tree.map(np.asarray, saved), trained)
 
 
-@pytest.mark.usefixtures("x64")
-def test_a_state_that_was_drained_is_restored_as_the_plain_one(tmp_path):
-    fn, state, batches = stepped()
-    step = decorated(fn, "2bw")
-    state, _ = step(state, batches[0])
-    plain = step.drain(state)
+def test_a_state_that_was_drained_is_restored_as_the_plain_one(x64, trained, tmp_path):
+    _, _, step, saved, _, _, _ = trained
+    plain = step.drain(saved)
     step.save(str(tmp_path), plain, wait=True)
     assert_same(step.restore(str(tmp_path)), plain)

@@ -52,7 +52,7 @@ def kinds(compiled, state):
     return {"state" + jax.tree_util.keystr(path): arrays[leaf.id].sharding.memory_kind for path, leaf in flat}
 
 
-@pytest.mark.parametrize("offload", ["update", "auto"])
+@pytest.mark.parametrize("offload", ["update", pytest.param("auto", marks=pytest.mark.slow)])
 def test_state_lies_on_the_hosts_of_workers(x64, offload):
     fn, args = mlp.build("tiny", optimizer="adam", dtype="float64")
     with threads() as cluster:

@@ -256,23 +256,11 @@ def test_a_ray_that_knows_no_tokens_is_refused(
     joining._require_token(str(tmp_path))  # the user says that it may do without
 
 
-def test_a_stage_of_two_processes_trains_as_one_device(cluster: RayCluster, mlp: Example) -> None:
-    """The first stage is a session of two processes, the second one process: pieces go from one to the other."""
-    own = started(cluster, mlp, (1, 1, 2), (2, 1), deadline_s=60)
-    try:
-        assert len(own.worker_group.processes) == 3
-        placed = own.put(dict(enumerate(mlp.leaves)))
-        leaves = [placed.get(n, leaf) for n, leaf in enumerate(mlp.leaves)]
-        assert furthest(own.step(leaves), trained_plain(mlp, 1)) < 1e-5
-        os.kill(own.worker_group.processes[0], signal.SIGKILL)
-        with pytest.raises(WorkerLostError, match=r"worker 0, host \d \(stage 0\)"):
-            own.step(leaves)
-    finally:
-        own.driver.close()
+def test_a_stage_of_two_processes_trains_as_one_device(cluster: RayCluster) -> None:
+    """The first stage is a session of two processes, the second one process: pieces go from one to the other.
 
-
-def test_typed_keys_live_on_stages_of_several_processes(cluster: RayCluster) -> None:
-    """A state with keys, of which each step takes a new one: put, stepped and fetched on two processes."""
+    The state has a typed key, of which each step takes a new one: put, stepped and fetched on two processes.
+    """
     fn, (state, batch) = mlp_module.build("tiny", layers=4, hidden=16, batch=8)
 
     def step(keyed: Any, batch: Any) -> Any:
@@ -284,10 +272,14 @@ def test_typed_keys_live_on_stages_of_several_processes(cluster: RayCluster) -> 
     made = example_of(step, ({"state": state, "key": jax.random.key(3)}, batch), 2)
     own = started(cluster, made, (1, 1, 2), (2, 1), deadline_s=60)
     try:
+        assert len(own.worker_group.processes) == 3
         assert furthest(trained(made, own, 2), trained_plain(made, 2)) < 1e-5
         placed = own.put(dict(enumerate(made.leaves)))
         leaves = [placed.get(n, leaf) for n, leaf in enumerate(made.leaves)]
         assert furthest(own.step(leaves), trained_plain(made, 1)) < 1e-5
+        os.kill(own.worker_group.processes[0], signal.SIGKILL)
+        with pytest.raises(WorkerLostError, match=r"worker 0, host \d \(stage 0\)"):
+            own.step(leaves)
     finally:
         own.driver.close()
 

@@ -69,7 +69,7 @@ def cases(draw):
     return table, dataflow, Durations(work_s, sent, draw(seconds))
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(cases())
 def test_the_time_of_a_table_is_that_of_its_instruction_lists(case):
     table, dataflow, durations = case

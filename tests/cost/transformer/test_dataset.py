@@ -48,6 +48,7 @@ def test_rows_that_cannot_be_are_left_out(tmp_path, changes):
     assert load(written(tmp_path, changes)) == ()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("changes", "stack", "cluster"),
     [

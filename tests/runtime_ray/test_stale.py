@@ -44,6 +44,7 @@ class Training:
         self.losses = np.array(losses).reshape(calls, m).mean(axis=1)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("schedule", ["pipedream", "pipedream-vertical", "2bw"])
 @pytest.mark.parametrize(("model", "stages", "m"), [("perceptron", 2, 2)])
 def test_calls_and_drains_are_the_replay_of_the_version_table(x64, schedule, model, stages, m):
@@ -74,7 +75,7 @@ def check(schedule, model, stages, m):
 def test_workers_that_are_lost_change_no_bit(x64):
     def last(strike):
         with thread_cluster(2, 1, recover=True, copy_every=2, deadline_s=60, like=SLOW) as cluster:
-            training = Training(cluster, "residual", "pipedream", 2, 2, calls=5)
+            training = Training(cluster, "perceptron", "pipedream", 2, 2, calls=5)
             state = training.state
             for n, batch in enumerate(training.batches):
                 if n in strike:
@@ -83,8 +84,8 @@ def test_workers_that_are_lost_change_no_bit(x64):
             return numbers(training.step.drain(state)), len(cluster.worker_groups), training.want[-1]
 
     alone, groups, want = last(())
-    struck, more, _ = last((1, 3, 4))
-    assert (groups, more) == (1, 4)
+    struck, more, _ = last((1, 4))
+    assert (groups, more) == (1, 3)
     jax.tree.map(np.testing.assert_array_equal, alone, struck)
     assert_close(struck, want)
 

@@ -43,6 +43,7 @@ from benchmarks import (
     reference,
     schedules,
     soak,
+    soak_hosts,
     verified,
     work,
 )
@@ -82,6 +83,7 @@ BENCHMARKS: Mapping[str, Callable[[bool, Say], Report]] = MappingProxyType(
         "schedules": schedules.run_all,
         "search": search.run,
         "soak": soak.run,
+        "soak_hosts": soak_hosts.run,
         "stale": stale.run,
         "verified": verified.run,
         "work": work.run,
@@ -106,7 +108,7 @@ BENCHMARKS: Mapping[str, Callable[[bool, Say], Report]] = MappingProxyType(
 @click.option("--cpu-limit-s", default=drawn.CPU_LIMIT_S, help="CPU seconds after which `drawn` gives a plan up.")
 @click.option("--targets", default="", metavar="A,B", help="What `verified` compiles for; see benchmarks/verified.py.")
 @click.option("--examples", default="", metavar="A,B", help="What `verified` compiles; all examples unless given.")
-@click.option("--minutes", default=soak.MINUTES, help="How long `soak` kills workers.")
+@click.option("--minutes", default=soak.MINUTES, help="How long `soak` kills workers, and `soak_hosts` trains.")
 @click.option("--pause-s", default=0.0, help="Seconds between two steps of `soak`, to run it next to other work.")
 @click.option("--kills", "count", default=kills.KILLS, help="How many processes `kills` kills.")
 def main(
@@ -144,6 +146,7 @@ def main(
             drawn.run, seed=seed, cases=cases, first=first, compare=compare, limit_s=cpu_limit_s, file=file
         ),
         "soak": partial(soak.run, minutes=minutes, pause_s=pause_s),
+        "soak_hosts": partial(soak_hosts.run, minutes=minutes),
         "stale": partial(stale.run, seed=seed),
         "verified": partial(verified.run, **chosen),
     }

@@ -137,8 +137,9 @@ def parallelize(
         mesh_axes: sizes of the axes that such specs name, as ``{"data": 4, "model": 2}``.
         like: another decorated function, or its plan: arguments that are the same as its own lie as it has them.
         plan: a plan to run instead of searching, or the path of its file.
-        progress: called with a line when a phase begins, as the logger ``autopar`` is. None shows what takes over two
-            seconds on terminals and in notebooks, False nothing.
+        progress: called with a line when a phase begins, as the logger ``autopar`` is. None shows on standard
+            error what takes over two seconds: a line that changes on terminals and in notebooks, lines elsewhere. False
+            shows nothing.
         time_limit_s: seconds of searching after which, as after Ctrl-C, the best plan known is taken, with a note; the
             search goes on until there is one. ``math.inf`` is ``effort="exhaustive"``.
         effort: how long to search, in work units (see `plan.search.work`), which are the same on every machine, and how

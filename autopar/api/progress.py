@@ -1,6 +1,7 @@
 """What is being done, said while it is done: to the logger ``autopar``, to a function, or as a line that changes.
 
 The line is shown on terminals and in notebooks, on standard error, when something takes longer than `AFTER_S`.
+Elsewhere, as in the log of a job, a line is written then, and whenever twice as much time has passed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Reporter:
 
     Args:
         function: called with each line too; None for none.
-        live: whether a line that changes is shown where there is a terminal or a notebook.
+        live: whether lines are shown of what takes long.
         after_s: seconds after which it appears.
     """
 
@@ -52,13 +53,14 @@ class Reporter:
     def shown(self) -> Iterator[None]:
         """While it is shown what is being done. Contexts inside of others share their line."""
         stream: TextIO | None = sys.stderr  # None in a program without a console
-        if stream is None or not self.live or self._depth or not _shows_lines(stream):
+        if stream is None or not self.live or self._depth:
             yield
             return
         self._depth += 1
         self._text = ""
         over = threading.Event()
-        line = threading.Thread(target=self._line, args=(stream, over), name="autopar progress", daemon=True)
+        write = self._line if _shows_lines(stream) else self._lines
+        line = threading.Thread(target=write, args=(stream, over), name="autopar progress", daemon=True)
         line.start()
         try:
             yield
@@ -79,9 +81,18 @@ class Reporter:
             stream.write(f"\r{'':<{_WIDTH}}\r")
             stream.flush()
 
+    def _lines(self, stream: TextIO, over: threading.Event) -> None:
+        """Lines of a log: each after twice the time of the one before."""
+        began, wait_s = time.monotonic(), self.after_s
+        while not over.wait(wait_s):
+            passed_s = time.monotonic() - began
+            stream.write(f"autopar: {self._text or 'working'} ({passed_s:.0f} s)\n")
+            stream.flush()
+            wait_s = passed_s
+
 
 def reporter_of(progress: Callable[[str], None] | bool | None) -> Reporter:
-    """The reporter that an argument ``progress`` stands for: None and True show a line, False shows nothing."""
+    """The reporter that an argument ``progress`` stands for: None and True show lines, False shows nothing."""
     if callable(progress):
         return Reporter(progress)
     return Reporter(live=progress is not False)

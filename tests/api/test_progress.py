@@ -53,12 +53,41 @@ def test_a_line_on_a_terminal(monkeypatch, given, live):
     assert not live or written.endswith(" \r"), "the line is wiped when the phase is over"
 
 
-def test_no_line_before_its_time_nor_into_a_file(monkeypatch):
-    for stream, after_s in ((Terminal(), 1000.0), (io.StringIO(), 0.0)):
-        monkeypatch.setattr("sys.stderr", stream)
-        with Reporter(live=True, after_s=after_s).shown():
-            pass
-        assert stream.getvalue() == ""
+@pytest.mark.parametrize("stream", [Terminal, io.StringIO])
+def test_no_line_before_its_time(monkeypatch, stream):
+    written = stream()
+    monkeypatch.setattr("sys.stderr", written)
+    with Reporter(live=True, after_s=1000.0).shown():
+        pass
+    assert written.getvalue() == ""
+
+
+def test_lines_of_a_log_say_what_takes_long_and_get_rarer(monkeypatch):
+    log, waits = io.StringIO(), []
+
+    class Over(threading.Event):
+        def wait(self, timeout=None):
+            waits.append(timeout)
+            return len(waits) > 3
+
+    reporter = Reporter(live=True, after_s=2.0)
+    reporter("planning 914 operators")
+    passed = iter((0.0, 2.0, 4.0, 8.0))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(passed))
+    reporter._lines(log, Over())
+    assert waits == [2.0, 2.0, 4.0, 8.0]
+    assert log.getvalue().splitlines() == [f"autopar: planning 914 operators ({s} s)" for s in (2, 4, 8)]
+
+
+def test_a_file_gets_lines_of_its_own(monkeypatch):
+    log = io.StringIO()
+    monkeypatch.setattr("sys.stderr", log)
+    with Reporter(live=True, after_s=0.0).shown():
+        for _ in range(2000):
+            if log.getvalue():
+                break
+            threading.Event().wait(0.005)
+    assert log.getvalue().startswith("autopar: working (0 s)\n") and "\r" not in log.getvalue()
 
 
 def test_type_checkers_know_every_option():

@@ -102,12 +102,13 @@ def in_a_table(form, x, table, tokens):
             return x + jax.lax.dynamic_slice_in_dim(table, 0, tokens, 0)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("form", ["added", "of one sequence", "looked up", "cut"])
 def test_embeddings_of_positions(form):
     tokens, hidden, vocab = 6, 8, 16
     draw = np.random.default_rng(0).normal
     shapes = {"e": (vocab, hidden), "pos": (tokens if form == "of one sequence" else 12, hidden), "o": (hidden, vocab)}
-    params = {n: draw(size=s) for n, s in shapes.items()} | {"w": [draw(size=(hidden, hidden)) for _ in range(4)]}
+    params = {n: draw(size=s) for n, s in shapes.items()} | {"w": [draw(size=(hidden, hidden)) for _ in range(2)]}
 
     def loss(p, batch):
         x = in_a_table(form, p["e"][batch["t"]], p["pos"], tokens)

@@ -63,10 +63,10 @@ def main(number: int | None, minutes: float, processes: int, seed: str, report: 
     for outcome in outcomes:
         if outcome["outcome"] == "failed":
             click.echo(f"FAILED {outcome['test']}")
-    broken = [unit.file for unit, how in zip(tests, ended, strict=True) if how == "failed"]
+    broken = [unit.files for unit, how in zip(tests, ended, strict=True) if how == "failed"]
     cut = sum(how == "cut" for how in ended)
     click.echo(f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped")
-    click.echo(f"{cut} of {len(tests)} pieces of files did not end in the time")
+    click.echo(f"{cut} of {len(tests)} pieces of groups of files did not end in the time")
     _end_run(number, part, good=not broken and not counts["failed"], report=report)
 
 
@@ -98,7 +98,8 @@ def run(python: Path, unit: Unit, results: Path, seed: str, until_s: float) -> s
         f"{unit.piece}/{unit.pieces}",
         "--results",
         str(results),
-        unit.file,
+        "--continue-on-collection-errors",
+        *unit.files,
     ]
     with tempfile.TemporaryFile("w+") as output:
         # A session of its own: an interrupt reaches pytest and what it started.

@@ -59,11 +59,15 @@ PARTS = (
 )
 
 
+#: Files that one process takes, at most: to start one and to import jax costs as much as many a file.
+_FILES = 6
+
+
 @dataclass(frozen=True)
 class Unit:
-    """Tests that one process runs: those of ``file`` whose place is ``piece`` of ``pieces`` in turn."""
+    """Tests that one process runs: those of ``files`` whose place is ``piece`` of ``pieces`` in turn."""
 
-    file: str
+    files: tuple[str, ...]
     piece: int
     pieces: int
 
@@ -85,11 +89,14 @@ def files(part: Part) -> tuple[str, ...]:
 
 
 def units(part: Part) -> Iterator[Unit]:
-    """The tests of a part, in two pieces a file: two processes share the tests of a large file."""
-    for file in files(part):
+    """The tests of a part, in two pieces a group of files: two processes share the tests of a large file."""
+    found = files(part)
+    for first in range(0, len(found), _FILES):
         for piece in range(2):
-            yield Unit(file, piece, 2)
+            yield Unit(found[first : first + _FILES], piece, 2)
 
 
 def _has_slow(path: Path) -> bool:
-    return "mark.slow" in path.read_text(encoding="utf-8")
+    """Whether tests of a file are slow by a mark of their own, or by what ``few`` leaves out."""
+    text = path.read_text(encoding="utf-8")
+    return "mark.slow" in text or "mark.few(" in text

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.shards import __main__ as shards
-from tests.shards.parts import PARTS, ROOT, Unit, chosen, files, part_of
+from tests.shards.parts import PARTS, ROOT, Unit, chosen, files, part_of, units
 
 PYTHON = Path(sys.executable)
 TESTS = """
@@ -33,9 +33,14 @@ def test_takes_an_hour():
 
 def test_each_file_with_slow_tests_is_in_one_part() -> None:
     found = [file for part in PARTS for file in files(part)]
-    slow = {p.relative_to(ROOT).as_posix() for p in (ROOT / "tests").rglob("test_*.py") if "mark.slow" in p.read_text()}
+    texts = {p.relative_to(ROOT).as_posix(): p.read_text() for p in (ROOT / "tests").rglob("test_*.py")}
+    slow = {name for name, text in texts.items() if "mark.slow" in text or "mark.few(" in text}
     assert len(found) == len(set(found)) and set(found) == slow
     assert all(files(part) for part in PARTS)
+    for part in PARTS:
+        pieces = [unit.piece for unit in units(part) for _ in unit.files]
+        assert sorted(f for unit in units(part) for f in unit.files) == sorted(2 * files(part))
+        assert pieces.count(0) == pieces.count(1)
     assert part_of("tests/public/test_steps.py").environment == ".venv-public"
 
 
@@ -56,30 +61,41 @@ def outcomes(path: Path) -> dict[str, str]:
 
 def test_pieces_are_all_tests_but_those_of_hours(tmp_path) -> None:
     results, file = tmp_path / "results", written(tmp_path, 5)
-    first = shards.run(PYTHON, Unit(file, 0, 2), results, "1", time.monotonic() + 600)
+    first = shards.run(PYTHON, Unit((file,), 0, 2), results, "1", time.monotonic() + 600)
     kept = set(outcomes(results))
-    assert first == shards.run(PYTHON, Unit(file, 1, 2), results, "1", time.monotonic() + 600) == "passed"
+    assert first == shards.run(PYTHON, Unit((file,), 1, 2), results, "1", time.monotonic() + 600) == "passed"
     names = {*(f"test_holds[{n}]" for n in range(5)), "test_waits"}
     assert kept < names == set(outcomes(results)) and set(outcomes(results).values()) == {"passed"}
 
 
 def test_tests_are_ended_with_the_time(tmp_path) -> None:
     results, file = tmp_path / "results", written(tmp_path, 5, 600.0)
-    assert shards.run(PYTHON, Unit(file, 0, 1), results, "1", time.monotonic() + 4) == "cut"
-    assert shards.run(PYTHON, Unit(file, 0, 1), results, "1", time.monotonic() - 1) == "cut"
+    assert shards.run(PYTHON, Unit((file,), 0, 1), results, "1", time.monotonic() + 4) == "cut"
+    assert shards.run(PYTHON, Unit((file,), 0, 1), results, "1", time.monotonic() - 1) == "cut"
     assert "test_waits" not in outcomes(results)
 
 
-@pytest.mark.parametrize(("less", "code", "word"), [(5, 0, "passed"), (4, 1, "FAILED")])
-def test_a_failing_test_fails_the_run_and_the_last_line_names_the_part(tmp_path, monkeypatch, less, code, word) -> None:
-    file = written(tmp_path, less)
-    monkeypatch.setattr(shards, "units", lambda part: iter([Unit(file, 0, 1)]))
+def test_a_failing_test_fails_the_run_and_the_last_line_names_the_part(tmp_path, monkeypatch) -> None:
+    file = written(tmp_path, 4)
+    monkeypatch.setattr(shards, "units", lambda part: iter([Unit((file,), 0, 1)]))
     done = CliRunner().invoke(shards.main, ["2", "--minutes", "10"])
-    assert done.exit_code == code
-    assert done.output.splitlines()[-1].startswith(f"shard 2 (hosts): {word}")
+    assert done.exit_code == 1 and "5 passed, 1 failed" in done.output and "FAILED" in done.output
+    assert done.output.splitlines()[-1].startswith("shard 2 (hosts): FAILED")
     assert "make test-shard SHARD=2" in done.output.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "word"), [("passed", 0, "passed"), ("cut", 0, "passed"), ("failed", 1, "FAILED")]
+)
+def test_a_part_that_does_not_gate_is_reported(monkeypatch, how, code, word) -> None:
+    monkeypatch.setattr(shards, "units", lambda part: iter([Unit(("test_of_no_folder.py",), 0, 1)]))
+    monkeypatch.setattr(shards, "run", lambda *arguments: how)
     parts = (PARTS[0], replace(PARTS[1], gates=False), replace(PARTS[2], gates=True), *PARTS[3:])
     monkeypatch.setattr(shards, "PARTS", parts)
+    for number, name in ((2, "hosts"), (3, "drawn")):
+        done = CliRunner().invoke(shards.main, [str(number), "--minutes", "10"])
+        assert done.exit_code == code
+        assert done.output.splitlines()[-1].startswith(f"shard {number} ({name}): {word}")
     reported = CliRunner().invoke(shards.main, ["2", "--minutes", "10", "--report"])
     assert (reported.exit_code, "does not gate yet" in reported.output) == (0, code == 1)
     assert CliRunner().invoke(shards.main, ["3", "--minutes", "10", "--report"]).exit_code == code

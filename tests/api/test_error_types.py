@@ -64,6 +64,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.few(36)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("options", [{}, {"num_microbatches": 2}])
 def test_an_error_while_a_function_is_traced(name, options):

@@ -123,22 +123,32 @@ def trained(step: Any, args: Any, want: Any, case: dict[str, Any]) -> dict[str, 
 
 
 def two_stages(o: dict[str, Any]) -> Any:
-    """Two steps of two layers on a stage each, next to the same by numpy: little is compiled."""
+    """Two steps of two layers on a stage each, next to the same by numpy: little is compiled.
+
+    The second step has its batch in parts, of which the process of the second stage has no examples.
+    """
     x = np.random.default_rng(0).normal(size=(16, 64)) / 64
     draw = np.random.default_rng(1)
     want = {"a": draw.normal(size=(64, 128)), "b": draw.normal(size=(128, 64))}
-    options = {"search": autopar.search.Manual(dp=2, pp=2), "num_stages": 2, "num_microbatches": 2}
+    options = {"search": autopar.search.Manual(dp=1, pp=2), "num_stages": 2, "num_microbatches": 2}
     step = autopar.parallelize(dense_step, schedule="1f1b", **options)
-    state = want
-    for _ in range(2):
-        state, loss = step(state, x)
+    state, examples = want, []
+    for number in range(2):
+        if number:
+            examples = list(step.process_examples())
+        state, loss = step(state, step.local_batch(x[examples]) if number else x)
         hidden = x @ want["a"]
         out = hidden @ want["b"]
         plain, slope = (out**2).mean(), 2 * out / out.size
         grads = {"a": x.T @ (slope @ want["b"].T), "b": hidden.T @ slope}
         want = {n: w - 0.1 * grads[n] for n, w in want.items()}
     processes = [len({d.process_index for d in leaf.sharding.device_set}) for leaf in state.values()]
-    return {"worst": farthest((state, loss), (want, plain)), "digest": digest((state, loss)), "processes": processes}
+    return {
+        "worst": farthest((state, loss), (want, plain)),
+        "digest": digest((state, loss)),
+        "processes": processes,
+        "examples": len(examples),
+    }
 
 
 def dense_step(w: Any, x: Any) -> Any:

@@ -9,6 +9,8 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
+from autopar.runtime.hosts.arrays import empty
+
 
 def own_rows(shape: Sequence[int], wanted: NamedSharding) -> tuple[int, ...]:
     """Indices of the first dim of an array of which this process's devices have a part, rising."""
@@ -41,6 +43,8 @@ def from_rows(local: Any, rows: Sequence[int], shape: Sequence[int], wanted: Nam
         wanted: where it is to lie.
     """
     array = np.asarray(local)
+    if not wanted.addressable_devices:
+        return empty(shape, wanted, array.dtype)
     at = {row: n for n, row in enumerate(rows)}
 
     def part(index: tuple[slice, ...] | None) -> Any:

@@ -1,4 +1,4 @@
-"""What users call: composes the floors below, holds no algorithm."""
+"""The public interface: composes the floors below, holds no algorithm."""
 
 from autopar.api.check import CheckReport, check
 from autopar.api.compiled import Compiled

@@ -25,7 +25,7 @@ from autopar.runtime.ray.measured import MeasuredKind, measure_workers
 
 @dataclass(frozen=True)
 class Calibrated:
-    """What `calibrate` measured.
+    """The measurements of `calibrate`.
 
     Args:
         samples: every measurement of devices.

@@ -80,7 +80,7 @@ class OperatorReport:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What `check` found; prints as a table.
+    """The result of `check`; prints as a table.
 
     Args:
         program: name of the function.
@@ -168,7 +168,7 @@ def check(fn: Callable[..., Any], *args: Any, **options: Any) -> CheckReport:
 
 
 def _checked(pure: PureFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CheckReport:
-    """What is found under one plan."""
+    """The comparison of one plan with the plain function."""
     signature, leaves = pure.resolve(args, kwargs)
     compiled = pure.compile(signature)
     traced = compiled.traced

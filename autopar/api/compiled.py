@@ -25,7 +25,7 @@ from autopar.runtime.loaded import LoadedProgram
 
 @dataclass(frozen=True, eq=False)
 class Compiled(CallInfo):
-    """What `ParallelFunction.compile` returns; call it with arguments of the signature it was made for.
+    """A compiled step, from `ParallelFunction.compile`; takes arguments of the signature it was made for.
 
     Args:
         plan: what runs.

@@ -88,7 +88,7 @@ def _count(pattern: str, entry: Any, axes: Mapping[str, int]) -> int:
 def constraints_of(
     pins: Sequence[Pin], graph: Graph, devices: int, names: Callable[[int], Sequence[str]] | None = None
 ) -> tuple[Constraint, ...]:
-    """What ``pins`` fix of the inputs of ``graph``; of several that match one input the last counts.
+    """Constraints of the inputs of ``graph`` from ``pins``; of several that match one input the last counts.
 
     Args:
         pins: from `parse_pins`.
@@ -163,7 +163,7 @@ def _impossible(pin: Pin, path: str, type: TensorType, why: str) -> ConstraintEr
 
 
 def price_note(pins: Sequence[Pin], step_s: float, free_s: float) -> str:
-    """What constraints cost, as a line for the user.
+    """The seconds that constraints cost, as a line for the user.
 
     Args:
         pins: the constraints.

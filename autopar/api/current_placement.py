@@ -127,7 +127,7 @@ def _split(leaf: Any) -> NamedSharding | None:
 
 
 def _typed(split: Sequence[tuple[Input, NamedSharding]], options: ParallelOptions) -> CurrentPlacement:
-    """What types say of inputs that are split."""
+    """Layouts of split inputs, from their types."""
     cluster = options.cluster or Cluster.local()
     sizes = options.mesh_shape or prime_factors(cluster.num_devices)
     typed: list[Pin] = []

@@ -1,4 +1,4 @@
-"""What operators of a plan are, from the graph that it was made for."""
+"""Details of a plan's operators, from the graph that it was made for."""
 
 from __future__ import annotations
 

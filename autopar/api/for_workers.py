@@ -1,4 +1,4 @@
-"""What a plan has, and must not have, where workers on Ray carry it out."""
+"""Checks of plans that workers on Ray carry out."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def local_batch(name: str, programs: Sequence[Compiled], tree: Any) -> Any:
 
 
 def _of_plan(programs: Sequence[Compiled], paths: Sequence[str], leaves: Sequence[Any]) -> list[_Wanted] | None:
-    """What a plan wants whose batch has these arrays: one of so many examples, else of another number, else None."""
+    """Places of these arrays in the batch of a plan, one for as many examples first; None where no plan has them."""
     wanted_by_program: list[list[_Wanted]] = []
     for compiled in programs:
         records, avals = compiled.plan.content.inputs, compiled.traced.signature.avals()

@@ -51,7 +51,7 @@ class MeasuredRow:
 
 @dataclass(frozen=True)
 class Measured:
-    """What `measure` found; prints as a table.
+    """The result of `measure`; prints as a table.
 
     Args:
         program: name of the function.

@@ -1,4 +1,4 @@
-"""What `parallelize` is told, checked once."""
+"""The options of `parallelize`, checked once."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class ParallelOptions:
 
     @property
     def tracing(self) -> dict[str, Any]:
-        """What tracing is told: which arguments are the batch, and what makes another program of the traced one."""
+        """The options of tracing: arguments that are the batch, and rewrites of the traced program."""
         rewrites = [
             *([] if self.precision is None else [partial(mixed, self.precision)]),
             *([] if self.wire is None else [partial(with_formats, self.wire)]),

@@ -57,7 +57,7 @@ class ParallelFunction(Generic[_P, _R]):
 
     @property
     def options(self) -> ParallelOptions:
-        """What `autopar.parallelize` was told."""
+        """The options of `autopar.parallelize`."""
         return self._options
 
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -336,7 +336,7 @@ class ParallelFunction(Generic[_P, _R]):
         return str(getattr(self._fn, "__name__", type(self._fn).__name__))
 
     def _programs(self) -> list[Compiled]:
-        """What was compiled for this process's devices, the latest first."""
+        """Programs compiled for this process's devices, the latest first."""
         return [c for pure in self._both() for c in reversed(pure.compiled.values()) if c.local.here]
 
     def _both(self) -> tuple[PureFunction, ...]:

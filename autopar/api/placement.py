@@ -46,7 +46,7 @@ class _MadeModule:
         return [jax.tree_util.keystr(path[1:]) for path, leaf in self.with_paths if _is_array(leaf)]
 
     def result(self, arrays: Sequence[Any]) -> Any:
-        """What the function returns, with these arrays."""
+        """The results of the function, with these arrays."""
         left = iter(arrays)
         result = jax.tree.unflatten(
             self.treedef, [next(left) if _is_array(leaf) else leaf for _, leaf in self.with_paths]

@@ -46,7 +46,7 @@ class ProfileRow:
 
 @dataclass(frozen=True)
 class Profile:
-    """What `profile` found; prints as a table.
+    """The result of `profile`; prints as a table.
 
     Args:
         plan: what was predicted.
@@ -156,7 +156,7 @@ def _rows(
 
 
 def _slices(measured: Sequence[Mapping[str, Any]], kinds: Mapping[str, str]) -> tuple[TimelineSlice, ...]:
-    """What the first device did."""
+    """The events of the first device."""
     first = min(map(_device, measured), key=str)
     of_first = sorted((e for e in measured if _device(e) == first), key=lambda e: float(e["ts"]))
     zero = float(of_first[0]["ts"])

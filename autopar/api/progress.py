@@ -1,4 +1,4 @@
-"""What is being done, said while it is done: to the logger ``autopar``, to a function, or as a line that changes.
+"""Progress of long calls: to the logger ``autopar``, to a function, or as a line that changes.
 
 The line is shown on terminals and in notebooks, on standard error, when something takes longer than `AFTER_S`.
 Elsewhere, as in the log of a job, a line is written then, and whenever twice as much time has passed.

@@ -233,7 +233,7 @@ class PureFunction:
         return step.form_of(plan), about(plan, traced)
 
     def searched(self, traced: Traced, limit_bytes: int | None) -> tuple[Problem, TracedStep]:
-        """What is planned within ``limit_bytes`` a device, and the function in other forms."""
+        """The problem within ``limit_bytes`` a device, and the function in other forms."""
         return self._whole_problem(traced, limit_bytes), self._step(traced, self.options.cluster or Cluster.local())
 
     def _step(self, traced: Traced, cluster: Cluster, split_step: SplitStep | None = None) -> TracedStep:
@@ -247,7 +247,7 @@ class PureFunction:
         return Planner(self._strategy(), self._cache, isinstance(search, str | Budgeted), self.options.time_limit_s)
 
     def _whole_problem(self, traced: Traced, limit_bytes: int | None) -> Problem:
-        """What is planned, with all that was asked for; what is None is free."""
+        """The problem with all options of the user; those that are None are free."""
         o = self.options
         on_workers, asked = isinstance(o.cluster, RayCluster), stages_asked(o)
         problem = self.problem(traced, limit_bytes)
@@ -272,7 +272,7 @@ class PureFunction:
         return plan_cache(os.environ)
 
     def problem(self, traced: Traced, memory_limit_bytes: int | None, microbatches: int = 1) -> Problem:
-        """What the search is given."""
+        """The problem that the search is given."""
         o = self.options
         cluster = o.cluster or Cluster.local()
         donated = frozenset(traced.arguments[i][0] for i in self.donated(traced))
@@ -296,7 +296,7 @@ class PureFunction:
         )
 
     def _pins(self, traced: Traced) -> tuple[Pin, ...]:
-        """What types of arguments say, then what is given by path: the last counts."""
+        """Pins from the types of arguments, then those given by path: the last counts."""
         return (*self._placements[traced.signature].typed, *self.options.constraints)
 
     def donated(self, traced: Traced) -> tuple[int, ...]:

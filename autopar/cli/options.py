@@ -146,7 +146,7 @@ quiet_option: Option = click.option("-q", "--quiet", is_flag=True, help="Say not
 
 
 def format_option(*forms: str) -> Option:
-    """What is printed: ``form``, one of ``forms``, the first unless given."""
+    """The option of the output's form: ``form``, one of ``forms``, the first unless given."""
     return click.option(
         "--format", "form", type=click.Choice(forms), default=forms[0], show_default=True, help="What is printed."
     )

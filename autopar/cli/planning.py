@@ -30,7 +30,7 @@ DEGREES = ("tp", "pp", "dp", "cp", "ep", "chunks", "zero")
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What was asked for on the command line; None leaves it to the decorator of the function, or to autopar.
+    """Options of the command line; None leaves one to the decorator of the function, or to autopar.
 
     Args:
         arguments: attribute of the file that holds or returns the arguments.
@@ -173,7 +173,7 @@ def check_strategy(name: str) -> None:
 
 
 def _parsed(read: Callable[[Any], Any], given: Any, option: str) -> Any:
-    """What an option stands for; click.BadParameter where it stands for nothing."""
+    """The value of an option; click.BadParameter where it has none."""
     try:
         return read(given)
     except AutoparError as error:

@@ -9,7 +9,7 @@ import click
 
 from autopar.cli.group import Command
 from autopar.cli.output import print_json, print_section, write_file
-from autopar.errors import AutoparError
+from autopar.errors import AutoparError, ScheduleError
 from autopar.report.sections import Section
 from autopar.schedule import (
     Table,
@@ -90,6 +90,10 @@ def _first_line(name: str) -> str:
 def _table(name: str, stages: int | None, microbatches: int) -> Table:
     path = Path(name)
     if not path.is_file():
+        try:
+            factory_named(name)
+        except ScheduleError as error:
+            raise click.BadParameter(f"{error.fact}; {error.remedy}", param_hint="NAME") from error
         schedule = get(name)
         return schedule.table(4 * schedule.chunks if stages is None else stages, microbatches)
     try:

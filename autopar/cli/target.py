@@ -24,7 +24,7 @@ from autopar.errors.names import near_names
 
 @dataclass(frozen=True)
 class StepTarget:
-    """What a user named.
+    """The function that a user named.
 
     Args:
         place: the file or module, as the user wrote it.

@@ -59,7 +59,9 @@ def read(path: Path) -> dict[str, Any]:
         _check_size(text, path.name)
         return tomllib.loads(text)
     except (OSError, UnicodeDecodeError, RecursionError, tomllib.TOMLDecodeError) as error:
-        raise ClusterError(f"{path.name} cannot be read as TOML: {error}", remedy="mend the file") from error
+        raise ClusterError(
+            f"{path.name} cannot be read as TOML: {error}", remedy="correct the file at that place"
+        ) from error
 
 
 def _check_size(text: str, name: str) -> None:

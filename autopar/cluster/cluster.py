@@ -225,7 +225,7 @@ class Cluster:
 
     @cached_property
     def devices(self) -> tuple[Device, ...]:
-        """What each device is, in their order."""
+        """The device of each index, in order."""
         return tuple(g.device for g in self.groups for _ in range(g.size))
 
     @cached_property

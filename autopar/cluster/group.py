@@ -14,7 +14,7 @@ from autopar.errors import ClusterError
 
 @dataclass(frozen=True, slots=True)
 class LinkSpec:
-    """What connects devices.
+    """The link between devices.
 
     Args:
         bandwidth: bytes/s in one direction that one device sends at most.

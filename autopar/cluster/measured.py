@@ -12,7 +12,7 @@ from autopar.errors import ClusterError
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCollective:
-    """What one kind of collective took, all groups of a node at once.
+    """Measured seconds of one kind of collective, all groups of a node at once.
 
     Between two points the seconds are linear in the bytes, as latency and bandwidth make them. Fewer bytes than those
     of the first point take as long; more than those of the last one continue the line from the first to the last.

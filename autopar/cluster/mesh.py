@@ -31,7 +31,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What a device can send over at once.
+    """The links that a device can send over at once.
 
     Args:
         bandwidth: bytes/s a device in one direction, with all devices of the axis sending.

@@ -166,4 +166,4 @@ def load_constants() -> Constants:
     try:
         return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Constants)
     except (msgspec.ValidationError, tomllib.TOMLDecodeError) as error:
-        raise AutoparError(f"{path.name}: {error}", remedy="mend the file") from error
+        raise AutoparError(f"{path.name}: {error}", remedy="correct that value in the file") from error

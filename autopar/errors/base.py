@@ -7,7 +7,7 @@ from typing import Any, TypedDict, Unpack
 
 
 class Parts(TypedDict, total=False):
-    """What an error may say after the fact; see `AutoparError`."""
+    """Parts of an error after the fact; see `AutoparError`."""
 
     cause: str | None
     remedy: str | None

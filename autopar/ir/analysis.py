@@ -1,4 +1,4 @@
-"""What depends on what in a graph: closures, reachability, liveness."""
+"""Dependence in a graph: closures, reachability, liveness."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def independent_branches(
 def grouped(
     operators: Sequence[Operator], branches: IndependentBranches, groups: Sequence[Sequence[int]]
 ) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...], tuple[str, ...]]:
-    """What several groups of branches need, what belongs to each, and what joins them; ids in running order.
+    """Operators that several branches need, those of each branch, and those that join them; ids in running order.
 
     What only branches of one group need, or join, belongs to the group.
 
@@ -102,7 +102,7 @@ _Parts = tuple[list[int], list[list[int]], list[int]]
 
 
 class _Flow:
-    """What operators need of each other, by their numbers."""
+    """Dependences between operators, by their numbers."""
 
     def __init__(self, operators: Sequence[Operator], weights: Sequence[float]) -> None:
         producers = {v.name: i for i, op in enumerate(operators) for v in op.results}
@@ -174,7 +174,7 @@ class _Flow:
 
     @staticmethod
     def _parts(numbers: Sequence[int], needs: Sequence[Sequence[int]], roots: Sequence[int]) -> _Parts:
-        """What several of ``roots`` need, what each alone does, and the rest."""
+        """Operators that several of ``roots`` need, those that one alone needs, and the rest."""
         reach = [0] * len(needs)
         for bit, root in enumerate(roots):
             reach[root] |= 1 << bit

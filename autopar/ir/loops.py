@@ -22,7 +22,7 @@ ASSUMED_ITERATIONS: Final = 8.0
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What a scan is made of.
+    """The parts of a scan.
 
     Args:
         body: what runs in each iteration.
@@ -58,7 +58,7 @@ class Scan:
 
 @dataclass(frozen=True, slots=True)
 class While:
-    """What a while loop is made of.
+    """The parts of a while loop.
 
     Args:
         cond: decides whether there is another iteration.

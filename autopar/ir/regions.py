@@ -1,4 +1,4 @@
-"""What the bodies of scan, while and cond must take and return."""
+"""Signatures of the bodies of scan, while and cond."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from autopar.ir.types import TensorType
 
 
 def region_problems(op: Operator, operands: tuple[TensorType, ...]) -> Iterator[str]:
-    """What is wrong with the regions of a scan, while or cond; nothing for any other operator.
+    """Faults of the regions of a scan, while or cond; none for any other operator.
 
     Args:
         op: the operator.

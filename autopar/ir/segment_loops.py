@@ -80,7 +80,7 @@ def loop_pairs(graph: Graph) -> tuple[LoopPair, ...]:
 
 
 def pairs_in_segments(graph: Graph, layers: int) -> tuple[LoopPair, ...]:
-    """Those pairs of loops of a step whose layers segments of so many divide."""
+    """Pairs of loops of a step whose number of layers segments divide."""
     return tuple(p for p in loop_pairs(graph) if 0 < layers < p.length and p.length % layers == 0)
 
 

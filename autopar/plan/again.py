@@ -18,7 +18,7 @@ class SearchAgain(Protocol):
     """Answers of the search that made a plan."""
 
     def alternatives(self) -> tuple[Considered, ...]:
-        """What people write by hand, in as many microbatches and with as much recomputed as the plan."""
+        """Plans that people write by hand, with the microbatches and the recomputation of the plan."""
         ...
 
     def without(self, name: str) -> Considered | None:

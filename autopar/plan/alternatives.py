@@ -1,4 +1,4 @@
-"""What became of the alternatives of a plan, from the trail of its search: `Plan.explain("stages")` and others."""
+"""Alternatives of a plan and their outcomes, from the trail of its search: `Plan.explain("stages")` and others."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class TrailAnswer:
     step_s: float
 
     def text(self, topic: str, taken: Sequence[str]) -> str:
-        """What became of each alternative.
+        """The outcome of each alternative.
 
         Args:
             topic: one of `TOPICS` but "mesh".
@@ -107,7 +107,7 @@ def _keys_of(topic: str) -> Callable[[TrailRow], Iterable[int | str]]:
 
 
 def topic_text(content: PlanContent, rows: tuple[TrailRow, ...], topic: str) -> str:
-    """What became of each alternative of a plan.
+    """The outcome of each alternative of a plan.
 
     Args:
         content: of the plan.

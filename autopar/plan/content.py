@@ -19,7 +19,7 @@ from autopar.plan.types import (
 
 
 class SearchContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the search says of its answer, without times (they differ from run to run).
+    """The search's statement on its answer, without times (they differ from run to run).
 
     Args:
         strategy: its name.
@@ -120,6 +120,6 @@ class PlanContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def blocks_note(block_scores: int) -> tuple[str, ...]:
-    """What is said of attention in blocks; nothing where it runs as the program says."""
+    """The note on attention in blocks; none where it runs as the program says."""
     said = "attention runs in blocks: scores are made again in the backward pass, and never kept"
     return (said,) if block_scores else ()

@@ -13,7 +13,7 @@ from autopar.plan.trail import TrailRow
 
 
 class OperatorDetail(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an operator is.
+    """An operator as people read it.
 
     Args:
         id: the operator, as in its record.
@@ -68,7 +68,7 @@ class Details(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
     @property
     def saved(self) -> Details:
-        """What is written with a plan: all of it once the operators are known, before that nothing."""
+        """The details that are written with a plan: all once the operators are known, none before."""
         return self if self.operators else NO_DETAILS
 
     def of(self, name: str) -> OperatorDetail | None:

@@ -109,7 +109,7 @@ class ExecutionPrices(Record, frozen=True):
 
 
 class Pipeline(Record, frozen=True):
-    """What the simulator needs of a plan with several stages.
+    """The pipeline of a plan with several stages, as the simulator needs it.
 
     Args:
         table: the schedule table as text, as `autopar.schedule.to_text` writes it.

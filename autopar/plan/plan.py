@@ -76,7 +76,7 @@ class SearchRecord:
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """What was decided for one program on one cluster.
+    """The decisions for one program on one cluster.
 
     Equal plans compare equal; times of the search and the Python structure of the arguments are not
     part of that. Made by a search, or by `from_json` and `load`.

@@ -84,7 +84,7 @@ def communication_note(c: PlanContent) -> str:
 
 
 def gap_of(bound: float | None, seconds: float) -> float | None:
-    """What an optimum may be below the answer, as part of it; None without a bound."""
+    """(step - bound) / step: the share that an optimum may be faster; None without a bound."""
     if bound is None or seconds <= 0:
         return None
     return max(0.0, 1 - bound / seconds)
@@ -112,8 +112,9 @@ def bound_text(c: PlanContent) -> str:
     worst = max((1.0 if gap is None else gap for gap in of_stages), default=1.0)
     if worst > USELESS:
         return text
-    subject = "each stage" if c.parts else f"the one stage in {_microbatches(c.num_microbatches)}"
-    return f"{text}; {subject} sharded " + ("optimally" if worst < PROVEN else f"at most {worst:.2%} from its optimum")
+    given = "stages" if c.parts else "microbatches"
+    gap_of_sharding = "proven optimal" if worst < PROVEN else f"at most {worst:.2%} from the optimum"
+    return f"{text}; for these {given} its sharding is {gap_of_sharding}"
 
 
 def counted(count: int, noun: str) -> str:
@@ -126,10 +127,6 @@ def pipeline_text(c: PlanContent) -> str:
     text = f"{counted(len(c.stages), 'stage')}, {counted(c.num_microbatches, 'microbatch')}, {c.schedule}"
     lengths = () if c.pipeline is None else c.pipeline.slice_lengths
     return f"{text}, slices of {', '.join(map(str, lengths))} tokens" if lengths else text
-
-
-def _microbatches(count: int) -> str:
-    return f"{count} microbatch" + "es" * (count > 1)
 
 
 def summary_rows(c: PlanContent, phases: Sequence[tuple[str, float]]) -> list[tuple[str, str]]:
@@ -200,7 +197,7 @@ def fetched_text(stage: Stage) -> str:
 
 
 def recomputed_text(stage: Stage) -> str:
-    """What a stage recomputes: ``full``, ``segments of 8 layers``, or both."""
+    """The recomputation of a stage: ``full``, ``segments of 8 layers``, or both."""
     parts = [str(stage.form.remat)] if stage.form.remat != "none" or not stage.form.segment_layers else []
     parts += [f"segments of {counted(stage.form.segment_layers, 'layer')}"] if stage.form.segment_layers else []
     return ", ".join(parts)
@@ -363,7 +360,7 @@ def _explained(
 
 
 def _without_text(c: PlanContent, other: Considered | None) -> str:
-    """What a step takes without a choice, as the last line of what is said of it."""
+    """The last line of an explanation: seconds of a step without the choice."""
     if other is None:
         return ""
     if other.step_time is None:

@@ -124,7 +124,7 @@ def plan_words(c: PlanContent) -> str:
 
 
 def branches_words(c: PlanContent) -> str:
-    """What runs side by side: ``branches side by side: params['image'] on devices 0-3, params['text'] on 4-7``.
+    """Branches that run side by side: ``branches side by side: params['image'] on devices 0-3, params['text'] on 4-7``.
 
     Of stages on the same devices the one that computes longest gives the name, by the parameters that it has.
     """

@@ -98,7 +98,7 @@ class DelayedScaling:
         return after if metrics is None else (after, *metrics)
 
     def _run(self, scales: DelayedScales, state: Any, *args: Any) -> Any:
-        """What the plain step returns, its products in 8 bits."""
+        """The results of the plain step, its products in 8 bits."""
         closed, shape = jax.make_jaxpr(self.step, return_shape=True)(state, *args)
         leaves, rest = jax.tree.leaves(state), jax.tree.leaves(args)
         parameters = [True] * len(leaves) + [False] * len(rest)

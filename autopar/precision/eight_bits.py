@@ -52,10 +52,10 @@ class Scales(Protocol):
         """The same for the body of a loop that is traced now."""
 
     def seen(self) -> list[Any]:
-        """What an iteration of such a loop hands out, a float32 scalar each."""
+        """The float32 scalars that an iteration of such a loop hands out."""
 
     def take(self, stacked: Sequence[Any]) -> None:
-        """What the iterations of a loop handed out, stacked."""
+        """The scalars that the iterations of a loop handed out, stacked."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def largest(x: Any) -> Any:
 
 
 def scale_for(amax: Any, top: Any, otherwise: Any) -> Any:
-    """What makes ``amax`` the largest number of a format; ``otherwise`` where it is 0 or not finite."""
+    """The scale that makes ``amax`` the largest number of a format; ``otherwise`` where it is 0 or not finite."""
     usable = (amax > 0) & jnp.isfinite(amax)
     return jnp.where(usable, top / jnp.where(usable, amax, 1), otherwise)
 

@@ -46,7 +46,7 @@ def mixed(precision: Precision, closed: ClosedJaxpr, parameters: Sequence[bool])
 def results_of(
     precision: Precision, closed: ClosedJaxpr, parameters: Sequence[bool], arguments: Sequence[Any], scales: Scales
 ) -> list[Any]:
-    """What the step returns in mixed precision.
+    """The results of the step in mixed precision.
 
     Args:
         precision, closed, parameters: as of `mixed`.

@@ -80,7 +80,7 @@ class _Walk:
         return interpreted(jaxpr, [*constants, *operands], scope, self._equation, _SentValue)
 
     def taken(self, value: _SentValue, phase: str) -> Any:
-        """What an operator of ``phase`` takes of a value."""
+        """The form of a value that an operator of ``phase`` takes."""
         if value.role != ("gradients" if phase == "update" else "weights"):
             return value.array
         if value.marked is None:

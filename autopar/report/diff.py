@@ -1,4 +1,4 @@
-"""What differs between two plans."""
+"""Differences between two plans."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class PlanDiff:
-    """What differs between two plans.
+    """The differences between two plans.
 
     Args:
         identical: whether the plans are equal in everything, also in what is not listed here.
@@ -87,7 +87,7 @@ def _row(pair: Pair) -> tuple[str, str, str]:
 
 
 def diff(before: Plan, after: Plan) -> PlanDiff:
-    """What changed from one plan to another; of any programs and clusters."""
+    """The changes from one plan to another; of any programs and clusters."""
     a, b = before.content, after.content
     lay_a, lay_b = _inputs(a), _inputs(b)
     paths = list(dict.fromkeys([*lay_a, *lay_b]))

@@ -37,7 +37,7 @@ def plan_dot(plan: Plan) -> str:
 
 
 def _sends(plan: Plan) -> dict[tuple[int, int], str]:
-    """What goes from stage to stage: the number of values and their bytes a device."""
+    """Transfers from stage to stage: the number of values and their bytes a device."""
     if plan.pipeline is None:
         return {}
     sizes = {v.name: v.bytes for v in plan.pipeline.values}

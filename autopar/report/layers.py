@@ -1,4 +1,4 @@
-"""What lies where, layer by layer and link by link: tables of plans with many layers, devices and stages."""
+"""Layouts layer by layer and communication link by link, for plans with many layers, devices and stages."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def links(c: PlanContent) -> Section:
 
 
 def link_of(c: PlanContent, stage: Stage, axis: str) -> str:
-    """What a collective along ``axis`` (axes joined by ``+``) of a stage goes over."""
+    """The links that a collective along ``axis`` (axes joined by ``+``) of a stage goes over."""
     if axis == "stages":
         return "between stages"
     try:
@@ -117,7 +117,7 @@ def why(c: PlanContent) -> str:
             f"Of {len(others) + 1 + failed} options this is the fastest; the next, {second.name}, is {more:.1%} slower."
         )
     elif options:
-        said.append("No other was planned to its end." if failed else "There was one option.")
+        said.append("No other option could be planned." if failed else "No other option was compared.")
     if failed:
         said.append(f"{failed} had no plan that fits or {'was' if failed == 1 else 'were'} left out.")
     if c.search.lower_bound is not None:

@@ -33,7 +33,7 @@ MAX_CELLS = 4096
 
 
 def timeline_svg(timeline: Timeline) -> str:
-    """Who computes when, a row a worker, a path for each kind of work; idle time is left blank.
+    """A timeline: a row for each worker, a path for each kind of work; idle time is left blank.
 
     Works are not labelled. Neighbouring works of a kind less than a third of a pixel apart are drawn as one.
     """

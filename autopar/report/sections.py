@@ -1,4 +1,4 @@
-"""What is shown of a plan, as tables of text that every output draws in its own way."""
+"""Tables of a plan, as text that every output draws in its own way."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ class Status(enum.Enum):
     OPTIMAL = "proven optimal"
     FEASIBLE = "feasible; not proven optimal"
     INFEASIBLE = "proven infeasible"
-    UNKNOWN = "stopped with neither a solution nor a proof"
+    UNKNOWN = "stopped before it found a solution or proved that there is none"
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from autopar.errors import AutoparError
 
 
 class Corrected(Protocol):
-    """What is done about the age of a worker's gradients; see `autopar.transforms.corrections`."""
+    """The correction for the age of a worker's gradients; see `autopar.transforms.corrections`."""
 
     def __call__(self, gradients: Any, now: Any, read: Any, age: int) -> Any:
         """The gradients to update ``now`` with, of those at ``read``, which is ``age`` updates old."""

@@ -24,7 +24,7 @@ from autopar.transforms.split import split
 
 
 class Correction(Protocol):
-    """What is done about the age of a gradient; see `autopar.transforms.corrections`."""
+    """The correction for the age of a gradient; see `autopar.transforms.corrections`."""
 
     def __call__(self, gradients: Any, now: Any, read: Any) -> Any:
         """The gradients to update with: of those at ``read``, where the parameters are ``now`` by now."""

@@ -41,7 +41,7 @@ class ArrayOffset:
 
 @dataclass(frozen=True)
 class FileLayout:
-    """What lies where in the files of a parameter.
+    """Places of moments in the files of a parameter.
 
     Args:
         text: paths, dtypes and shapes of its arrays, as JSON.

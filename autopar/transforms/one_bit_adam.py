@@ -46,7 +46,7 @@ class Compression(Protocol):
     """C, said in two ways: as what is sent, and as what it means. Elements where ``valid`` is 0 fill a chunk."""
 
     def encode(self, x: Any, valid: Any) -> Any:
-        """What is sent of ``x``; C is of its last dim."""
+        """The compressed form of ``x``; C is of its last dim."""
 
     def decode(self, sent: Any, valid: Any) -> Any:
         """C(x) from what was sent."""

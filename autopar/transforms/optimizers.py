@@ -1,4 +1,4 @@
-"""What gradient transformations share: the pair of functions that optax has, and the shape of stacked gradients."""
+"""Parts that gradient transformations share: optax's pair of functions, and the shape of stacked gradients."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from autopar.transforms.bounded import Clocks, Corrected, WorkerEvent
 
 @dataclass(frozen=True)
 class AsynchronousRun:
-    """What `asynchronous` did.
+    """The record of a run of `asynchronous`.
 
     Args:
         state: the last one.

@@ -168,7 +168,7 @@ def test_an_entry_that_later_ones_make_void_is_told():
 @pytest.mark.parametrize(
     ("constraints", "mesh_axes", "text"),
     [
-        ({"state/middle/w": ()}, None, r"state/middle/w.*path of no array argument(.|\n)*near: .*state/"),
+        ({"state/middle/w": ()}, None, r"state/middle/w.*path of no array argument(.|\n)*near names: .*state/"),
         ({"state/up/w": (2,)}, None, r"state/up/w: \(2,\) cannot hold on state\['up'\]\['w'\].*no dim 2"),
         ({"state/up/w": P("data", None, None)}, {"data": 2}, "has 2 dims, not 3"),
         ({"state/up/w": P("data")}, {"data": 3}, "devices cannot split its dims so"),

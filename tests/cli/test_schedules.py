@@ -49,6 +49,6 @@ def test_mistakes(run, tmp_path):
     assert "ScheduleError: schedule table never ends" in done.stderr
     assert ">B0.0<" in done.stderr
     done = run("schedules", "1f2b")
-    assert (done.exit_code, done.stdout) == (1, "")
-    assert "no schedule is called '1f2b'" in done.stderr
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "no schedule is called '1f2b'; did you mean '1f1b'? known:" in done.stderr
     assert run("schedules", "chimera", "--stages", "3").exit_code == 1

@@ -76,7 +76,7 @@ def test_explain_a_name_like_no_other(name: str) -> None:
     with pytest.raises(PlanMismatchError, match="no operator or argument"):
         empty.explain(name)
     if name:
-        with pytest.raises(PlanMismatchError, match="one of: "):
+        with pytest.raises(PlanMismatchError, match="near names: "):
             small_plan().explain(name)
 
 

@@ -118,5 +118,5 @@ def test_the_sharding_of_a_free_step_has_a_bound_of_its_own():
     fn, args = steps([16, 16], 0.9)
     plan = autopar.parallelize(fn, cluster=toy(1)).plan(*args)
     assert plan.content.search.sharding_bound == pytest.approx(plan.step_time, rel=1e-3)
-    assert "the one stage in 1 microbatch sharded" in str(plan)
+    assert "for these microbatches its sharding is" in str(plan)
     assert Plan.from_json(plan.to_json()) == plan

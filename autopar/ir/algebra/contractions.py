@@ -20,7 +20,7 @@ DimensionNumbers: TypeAlias = tuple[tuple[Labels, Labels], tuple[Labels, Labels]
 
 
 def dimension_numbers(op: Operator) -> DimensionNumbers:
-    """Those of a ``dot_general``."""
+    """The dims of a ``dot_general``."""
     return op.attr("dimension_numbers")  # type: ignore[return-value]
 
 

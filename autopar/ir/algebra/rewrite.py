@@ -121,7 +121,7 @@ class _Round:
             self.before.setdefault(at, []).append(op)
 
     def _change(self, cone: Cone, emission: Emission) -> Change:
-        """What a change removes and adds."""
+        """Operators that a change removes and adds."""
         taken = {o for _, op in emission.operators for o in op.reads} - set(emission.names) | set(
             emission.names.values()
         )

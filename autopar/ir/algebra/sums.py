@@ -1,4 +1,4 @@
-"""What a value is a sum of: tensors and products, each transposed and times numbers.
+"""Terms of a value: tensors and products, each transposed and times numbers.
 
 A product's cone is what is linear in it: transposes, products with scalars, sums with other tensors. Where the cone
 ends in products alone, these may be computed from the factors instead, and the cone is not made at all.
@@ -51,7 +51,7 @@ class Term:
 
 @dataclass(frozen=True)
 class Cone:
-    """What is linear in a product, up to the products that it ends in.
+    """The linear part of a graph behind a product, up to the products that it ends in.
 
     Args:
         product: the product.
@@ -68,7 +68,7 @@ class Cone:
 
 @dataclass(frozen=True)
 class Uses:
-    """Who reads what in a graph.
+    """Readers of the values of a graph.
 
     Args:
         graph: the graph.
@@ -84,7 +84,7 @@ class Uses:
 
     @staticmethod
     def of(graph: Graph) -> Uses:
-        """Those of a graph."""
+        """The readers of a graph's values."""
         readers: dict[str, list[Operator]] = {}
         for op in graph.operators:
             for name in dict.fromkeys(op.reads):

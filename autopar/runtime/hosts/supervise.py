@@ -100,7 +100,7 @@ def supervise(job: SupervisedJob, say: Callable[[str], None]) -> int:
                 return code
             if code != AGAIN and count > job.least:
                 count -= 1
-            say(f"starting {count} processes again ({attempt + 1} of {job.restarts})")
+            say(f"starting {count} process{'es' * (count > 1)} again ({attempt + 1} of {job.restarts})")
         return 0
     finally:
         for number, handler in before.items():

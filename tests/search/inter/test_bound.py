@@ -86,7 +86,7 @@ def test_a_pipeline_bound_by_arithmetic_is_as_far_from_it_as_its_bubble():
     bound, step = found.search.lower_bound, found.step_time
     assert bound <= step <= bound * (8 + 1) / 8 * 1.1
     assert found.search.gap == pytest.approx(1 - bound / step)
-    assert "from the optimum; each stage sharded optimally" in str(found)
+    assert "from the optimum; for these stages its sharding is proven optimal" in str(found)
 
 
 @pytest.mark.few(2)

@@ -152,7 +152,7 @@ class Decision:
         count = counts_that_may_fit(self.problem, self.step, possible)[0] if len(possible) > 1 else possible[0]
         if count == possible[0]:
             return Expansion(regions=(self._exact_stage(LOOKS, seconds),))
-        looked = equal_stages(self.problem, self.step, 1, count, known.best_s)
+        looked = equal_stages(self.problem, self.step, 1, count, known.best_s / self.problem.policy.effort.looks.usual)
         if looked is not None and looked.is_beyond:
             return Bounded(LOOKS, known.best_s)
         return Expansion(regions=(self._exact_stage(LOOKS, seconds if looked is None else looked.busy_s(count)),))
@@ -170,7 +170,7 @@ class Decision:
             return OpenRegion(region, expand)
         least_s = self._bound_s(several=False)
         relaxation = Relaxation(name, self.problem.policy.effort.looks)
-        return OpenRegion(region, expand, relaxation, max(least_s, seconds), max(least_s, seconds))
+        return OpenRegion(region, expand, relaxation, least_s, max(least_s, seconds))
 
     # Several stages.
 

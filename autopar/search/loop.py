@@ -11,7 +11,7 @@ seconds of a step. Constraints: those of each plan. `explored` is where a caller
 A relaxation of a region says two numbers: seconds that no plan of it is below, or is taken not to be below
 (``least_s``), and seconds that its best plan is expected to take. The second is corrected by the plans of the same
 search: plans have taken at least ``ratio`` times what the relaxation said of their regions, so that others are
-closed where ``1 - spread`` of that is no faster.
+closed where ``1 - spread`` of that is no faster, or saves less than is worth the work that such a region took.
 """
 
 from __future__ import annotations
@@ -92,11 +92,13 @@ class OpenRegion:
             return self.only_without
         if self.relaxation is None:
             return None
-        spread, ratio = effort.spread_after(self.relaxation.policy, work), known.ratio(self.relaxation)
+        spread, ratio = self.relaxation.policy.spread, known.ratio(self.relaxation)
         times = (1 - spread) * ratio if ratio else self.relaxation.policy.usual * (spread < 1)
-        least_s = max(self.least_s, times * self.expected_s)
-        is_closed = least_s >= (1 - effort.gap_after(work)) * known.best_s
-        return Bounded(self.relaxation.name, least_s) if is_closed else None
+        gap, expected_s = effort.gap_after(work), times * self.expected_s
+        longer = known.works.get(self.relaxation.name, 0) / max(1, work)
+        if self.least_s >= (1 - gap) * known.best_s or expected_s >= (1 - gap - effort.price * longer) * known.best_s:
+            return Bounded(self.relaxation.name, max(self.least_s, expected_s))
+        return None
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,7 @@ class Known:
         failures: why regions have no plan, those of one stage first.
         ratios: by name of a relaxation the least share of the seconds it said that plans have taken.
         others: plans of several stages that are not the best.
+        works: by name of a relaxation the most work units that planning a region of it took.
     """
 
     best: Plan | None = None
@@ -129,6 +132,7 @@ class Known:
     failures: tuple[InfeasiblePlanError | MicrobatchError, ...] = ()
     ratios: Mapping[str, float] = field(default_factory=dict)
     others: tuple[Plan, ...] = ()
+    works: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def best_s(self) -> float:
@@ -158,6 +162,11 @@ class Known:
     def bounded(self, region: OpenRegion, answer: Bounded) -> Known:
         """With what closed a region: its plans take no less."""
         return self if answer.least_s is None else replace(self, ratios=self._with_ratio(region, answer.least_s))
+
+    def worked(self, region: OpenRegion, work: int) -> Known:
+        """With the work units that planning a region took."""
+        name = "" if region.relaxation is None else region.relaxation.name
+        return replace(self, works={**self.works, name: max(work, self.works.get(name, 0))})
 
     def _with_ratio(self, region: OpenRegion, seconds: float) -> Mapping[str, float]:
         """The ratios, with that of a region whose plans take so many seconds at least."""
@@ -196,6 +205,7 @@ def explored(problem: Problem, regions: Regions) -> Known:
             if not region.is_silent:
                 problem.trail.close(region.region, closed)
             continue
+        before = units_of(problem.meter)
         try:
             answer = region.expand(known)
         except (InfeasiblePlanError, MicrobatchError) as error:
@@ -204,11 +214,12 @@ def explored(problem: Problem, regions: Regions) -> Known:
             continue
         if isinstance(answer, Bounded):
             problem.trail.close(region.region, answer)
-            known = known.bounded(region, answer)
+            known = known.bounded(region, answer).worked(region, units_of(problem.meter) - before)
             continue
         left[:0] = answer.regions
         if answer.plan is not None:
             known = known.planned(region, answer.plan, problem.policy.schedules.least_gain)
+            known = known.worked(region, units_of(problem.meter) - before)
             problem.offer(known.best or answer.plan)
         problem.checkpoint()
         if left:

@@ -17,7 +17,7 @@ from autopar.search.loop import Expansion, Known, OpenRegion, Relaxation, explor
 from autopar.search.outcome import Bounded, LeftOut
 from autopar.search.policy import RelaxationPolicy, SearchPolicy
 from autopar.search.trail import Region, Trail
-from autopar.solver.meter import Meter
+from autopar.solver.meter import Meter, Work
 
 BOUND, ESTIMATE = (
     Relaxation("a bound", RelaxationPolicy(1.0, 1.0)),
@@ -106,6 +106,22 @@ def test_estimates_are_corrected_by_what_plans_take() -> None:
         planned = list[str]()
         other = _leaf("other", estimate_s, 5.0, planned, ESTIMATE)
         fastest(_Problem(), [_leaf("first", 1.0, 2.0, planned, ESTIMATE), replace(other, least_s=0.0)])
+        assert ("other" in planned) is is_planned
+
+
+def test_what_takes_long_to_plan_must_save_more() -> None:
+    """The first takes all of the work: another must save 30% of the step by its estimate, less a spread of a half."""
+    for times, is_planned in ((1.3, True), (1.5, False)):
+        problem, planned = _Problem(), list[str]()
+
+        def work(known: Known, problem: _Problem = problem) -> Expansion | Bounded:
+            problem.meter.add(Work.TRACED, 10**6)
+            return Expansion(_plan(1.0))
+
+        first = OpenRegion(Region("pipeline"), work, ESTIMATE, 0.0, 0.01)
+        other = replace(_leaf("other", times * 0.01, 5.0, planned), least_s=0.0)
+        half = replace(ESTIMATE, policy=RelaxationPolicy(1.0, 0.5))
+        fastest(problem, [first, replace(other, relaxation=half)])
         assert ("other" in planned) is is_planned
 
 

@@ -21,11 +21,11 @@ from rich.console import Console
 
 import autopar
 from autopar.cluster import Cluster
-from autopar.cost.transformer import TrainingPlan, TransformerSpec, load_constants
 from autopar.errors import InfeasiblePlanError
 from autopar.search import Manual
 from benchmarks.published.dataset import Run, load
 from benchmarks.published.score import score
+from benchmarks.published.transformer import TrainingPlan, TransformerSpec, load_constants
 from benchmarks.report import Row, table
 from examples import gpt
 

@@ -8,9 +8,9 @@ import zlib
 from dataclasses import dataclass
 
 from autopar.cluster import Cluster
-from autopar.cost.transformer import Constants
-from autopar.cost.transformer.network import TransformerNetwork
 from benchmarks.published.dataset import DATA
+from benchmarks.published.transformer import Constants
+from benchmarks.published.transformer.network import TransformerNetwork
 from benchmarks.report import Row
 
 #: Cluster file by the start of a row's hardware: networks that a file describes.

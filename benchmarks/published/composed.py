@@ -15,10 +15,10 @@ from rich.console import Console
 import autopar
 from autopar.cluster import Cluster
 from autopar.cost.constants import load_constants
-from autopar.cost.transformer import TrainingPlan, TransformerSpec
 from autopar.search import Manual
 from benchmarks.published.plans import DTYPES
 from benchmarks.published.priced import StepPrediction, plan_step
+from benchmarks.published.transformer import TrainingPlan, TransformerSpec
 from benchmarks.report import Row, table
 from examples import gpt
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autopar.cluster import Cluster, LinkSpec
-from autopar.cost.transformer import Constants, TrainingPlan, TransformerSpec, load_constants, peak_memory
-from autopar.cost.transformer.plan import Recompute
 from autopar.errors import InfeasiblePlanError
+from benchmarks.published.transformer import Constants, TrainingPlan, TransformerSpec, load_constants, peak_memory
+from benchmarks.published.transformer.plan import Recompute
 
 DATA = Path(__file__).resolve().parent / "data"
 POINTS = DATA / "measured_training_points.csv"

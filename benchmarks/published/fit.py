@@ -22,11 +22,11 @@ from rich.console import Console
 from scipy.optimize import least_squares
 
 from autopar.cost.constants import constants_file
-from autopar.cost.transformer import Constants, load_constants
 from benchmarks.published.collectives import reductions
 from benchmarks.published.dataset import POINTS, Run, load
 from benchmarks.published.free import FREE, NETWORK, Free, value_of, with_values
 from benchmarks.published.score import make_bills, ranking, score
+from benchmarks.published.transformer import Constants, load_constants
 from benchmarks.report import Row, table
 
 #: Weighted errors as a function of the logarithms of constants.

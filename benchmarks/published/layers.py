@@ -6,9 +6,9 @@ import csv
 from dataclasses import dataclass
 
 from autopar.cluster import Cluster
-from autopar.cost.transformer import Constants, TrainingPlan, TransformerSpec
 from benchmarks.published.dataset import DATA
 from benchmarks.published.priced import plan_step
+from benchmarks.published.transformer import Constants, TrainingPlan, TransformerSpec
 
 #: Recomputation and sequence parallelism of each row.
 _PLANS = {

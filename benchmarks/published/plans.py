@@ -14,14 +14,14 @@ from autopar.api.pure import PureFunction
 from autopar.cluster import Cluster
 from autopar.cost import CostModel
 from autopar.cost.constants import Constants
-from autopar.cost.transformer import TrainingPlan, TransformerSpec
-from autopar.cost.transformer.plan import Recompute
 from autopar.errors import InfeasiblePlanError
 from autopar.lower.microbatch import microbatched
 from autopar.search import Manual
 from autopar.search.clock import Clock
 from autopar.search.intra import Bill, bill_of
 from autopar.search.intra.extract import value_layouts
+from benchmarks.published.transformer import TrainingPlan, TransformerSpec
+from benchmarks.published.transformer.plan import Recompute
 from examples import gpt, llama
 
 #: Layers of the traced model: arrays of all layers are told from others by a first dim that nothing else has.

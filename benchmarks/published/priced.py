@@ -1,7 +1,7 @@
 """Seconds of a published run from the bill of its plan: a stage has so many layers and the ends it has.
 
 Kernels and collectives are priced by `autopar.cost.CostModel` under the stack that ran; the schedule makes a step of
-the seconds of its stages (`autopar.cost.transformer.pipeline`).
+the seconds of its stages (`benchmarks.published.transformer.pipeline`).
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Literal
 from autopar.cluster import Cluster
 from autopar.cost import CostModel
 from autopar.cost.constants import Constants, Stack
-from autopar.cost.transformer import TrainingPlan, TransformerMemory, TransformerSpec, peak_memory
-from autopar.cost.transformer.network import TransformerNetwork
-from autopar.cost.transformer.pipeline import StageTime, pipeline_s
-from autopar.cost.transformer.stages import StageShape, stage_shapes
 from autopar.search.intra import BilledMessage
 from benchmarks.published.kept import bill
 from benchmarks.published.lines import RECOMPUTED, Lines, Phase, Section, lines, section_of
 from benchmarks.published.plans import LAYERS, MICROBATCHES, RunBill, shape_of, stage_cluster
 from benchmarks.published.shared import SharedState
+from benchmarks.published.transformer import TrainingPlan, TransformerMemory, TransformerSpec, peak_memory
+from benchmarks.published.transformer.network import TransformerNetwork
+from benchmarks.published.transformer.pipeline import StageTime, pipeline_s
+from benchmarks.published.transformer.stages import StageShape, stage_shapes
 
 _ELEMENT = 2  # bytes of an activation
 _MOMENTS = 8  # bytes of Adam's two moments of a parameter

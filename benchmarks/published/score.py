@@ -10,11 +10,11 @@ from typing import TypeAlias
 from scipy.stats import spearmanr
 
 from autopar.cluster import Cluster
-from autopar.cost.transformer import Constants, TrainingPlan, TransformerSpec
 from benchmarks.published.dataset import Run
 from benchmarks.published.kept import make_missing
 from benchmarks.published.plans import shape_of, stage_cluster
 from benchmarks.published.priced import StepPrediction, predict_plan
+from benchmarks.published.transformer import Constants, TrainingPlan, TransformerSpec
 
 #: (model, plan, cluster, constants, name of the stack) -> seconds and bytes of a step.
 Model: TypeAlias = Callable[[TransformerSpec, TrainingPlan, Cluster, Constants, str], StepPrediction]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autopar.cost import CostModel
-from autopar.cost.transformer import TrainingPlan, TransformerSpec
-from autopar.cost.transformer.network import TransformerNetwork
-from autopar.cost.transformer.pipeline import StageTime
-from autopar.cost.transformer.stages import StageShape, dense_parameters, expert_parameters, stage_shapes
 from benchmarks.published.plans import RunBill
+from benchmarks.published.transformer import TrainingPlan, TransformerSpec
+from benchmarks.published.transformer.network import TransformerNetwork
+from benchmarks.published.transformer.pipeline import StageTime
+from benchmarks.published.transformer.stages import StageShape, dense_parameters, expert_parameters, stage_shapes
 
 _ELEMENT = 2  # bytes of a parameter that is sent
 

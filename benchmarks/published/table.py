@@ -11,12 +11,12 @@ from typing import Any
 import click
 from rich.console import Console
 
-from autopar.cost.transformer import Constants, load_constants
 from autopar.errors import AutoparError
 from benchmarks.published.collectives import collective_rows
 from benchmarks.published.dataset import HELD_OUT, POINTS, SEED, Run, read
 from benchmarks.published.layers import layer_rows
 from benchmarks.published.score import Scored, make_bills, ranking, score
+from benchmarks.published.transformer import Constants, load_constants
 from benchmarks.published.zero3 import zero3_rows
 from benchmarks.report import Report, Row, Say, table
 

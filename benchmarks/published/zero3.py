@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from autopar.cluster import Cluster
 from autopar.cost.constants import Constants
-from autopar.cost.transformer import TrainingPlan, TransformerSpec
 from benchmarks.published.dataset import DATA
 from benchmarks.published.priced import predict_plan
+from benchmarks.published.transformer import TrainingPlan, TransformerSpec
 from benchmarks.report import Row
 
 #: The 175B model of SC21, table 1.

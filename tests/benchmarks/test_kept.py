@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from autopar.cluster import Cluster
-from autopar.cost.transformer import TrainingPlan, TransformerSpec
 from autopar.solver.kernel_cache import CACHE_VARIABLE
 from benchmarks.published import kept
 from benchmarks.published.plans import shape_of, stage_cluster
+from benchmarks.published.transformer import TrainingPlan, TransformerSpec
 
 SPEC = TransformerSpec(layers=2, hidden=64, heads=4, seq=32, vocab=128)
 SHAPE = shape_of(SPEC, TrainingPlan(8, 1, tp=2))

@@ -46,7 +46,7 @@ def pipeline_s(
     Args:
         stages: seconds of each stage.
         microbatches: m.
-        schedule: one of `autopar.cost.transformer.plan.SCHEDULES`.
+        schedule: one of `benchmarks.published.transformer.plan.SCHEDULES`.
         chunks: v, of the interleaved schedule.
         awaits_sends: whether a stage waits until what it sends is sent.
     """

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from autopar.cost.transformer.plan import TrainingPlan
-from autopar.cost.transformer.spec import TransformerSpec
+from benchmarks.published.transformer.plan import TrainingPlan
+from benchmarks.published.transformer.spec import TransformerSpec
 
 
 @dataclass(frozen=True, slots=True)

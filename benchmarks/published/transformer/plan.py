@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from autopar.cost.transformer.spec import TransformerSpec
 from autopar.errors import InfeasiblePlanError
+from benchmarks.published.transformer.spec import TransformerSpec
 
 #: What the backward pass computes again: nothing, the attention between its products with parameters, or layers.
 Recompute = Literal["none", "selective", "full"]
-#: Pipeline schedules that `autopar.cost.transformer.pipeline` prices.
+#: Pipeline schedules that `benchmarks.published.transformer.pipeline` prices.
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v")
 
 

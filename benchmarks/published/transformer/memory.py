@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from autopar.cost.constants import Stack
-from autopar.cost.transformer.plan import TrainingPlan
-from autopar.cost.transformer.spec import TransformerSpec
-from autopar.cost.transformer.stages import StageShape, dense_parameters, expert_parameters, stage_shapes
+from benchmarks.published.transformer.plan import TrainingPlan
+from benchmarks.published.transformer.spec import TransformerSpec
+from benchmarks.published.transformer.stages import StageShape, dense_parameters, expert_parameters, stage_shapes
 
 _ELEMENT = 2  # bytes of a parameter and of an activation
 _OPTIMIZER = 12  # bytes of Adam's state an element: f32 copy, momentum, variance (K of the ZeRO paper)

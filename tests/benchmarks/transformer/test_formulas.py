@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autopar.cost.constants import load_constants
-from autopar.cost.transformer import (
+from benchmarks.published.transformer import (
     TrainingPlan,
     TransformerSpec,
     layer_activation_bytes,

@@ -8,16 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.cluster import Cluster
-from autopar.cost.transformer import TrainingPlan, TransformerSpec, load_constants, peak_memory
-from autopar.cost.transformer.network import TransformerNetwork
-from autopar.cost.transformer.pipeline import StageTime, pipeline_s
-from autopar.cost.transformer.stages import stage_shapes
 from autopar.errors import AutoparError, InfeasiblePlanError
 from benchmarks.published.collectives import reductions
 from benchmarks.published.dataset import load
 from benchmarks.published.layers import layer_rows
 from benchmarks.published.priced import plan_step, predict_plan
 from benchmarks.published.score import score
+from benchmarks.published.transformer import TrainingPlan, TransformerSpec, load_constants, peak_memory
+from benchmarks.published.transformer.network import TransformerNetwork
+from benchmarks.published.transformer.pipeline import StageTime, pipeline_s
+from benchmarks.published.transformer.stages import stage_shapes
 from benchmarks.published.zero3 import compared
 from tests.versions import tolerance
 

@@ -127,7 +127,7 @@ class Decision:
     # One stage.
 
     def _one_stage(self) -> OpenRegion:
-        """One stage, of which is known nothing yet: planned at once where memory is ample."""
+        """One stage before any relaxation: planned at once where memory is ample."""
 
         def expand(known: Known) -> Expansion | Bounded:
             try:
@@ -204,7 +204,7 @@ class Decision:
         equal = [stages for stages in by_stages if devices % stages == 0] if is_uniform else []
         looks: _Looks = {}
         for stages, seconds in sorted(by_stages.items()):
-            # Of unequal stages is said what is said of the next numbers of equal ones.
+            # Unequal stages have the estimate of the next numbers of equal ones.
             below = max((s for s in equal if s <= stages), default=0)
             above = min((s for s in equal if s >= stages), default=0)
             near = tuple(sorted({below, above} - {0}))
@@ -259,7 +259,7 @@ class Decision:
         )
 
     def _planned_next(self, stages: int, near: Sequence[int], looks: _Looks) -> Iterator[OpenRegion]:
-        """What is planned of a number of stages: any number of microbatches, or on a large cluster each of some."""
+        """Regions of a number of stages to be planned: any microbatches, or each of some on a large cluster."""
         left, possible = self.problem.policy.schedules.bubble_left, self._possible
         equal = min((looks[number] for number in near), key=lambda look: (look.least_s(possible, left), look.stages))
         policy = self.problem.policy

@@ -48,13 +48,13 @@ class OpenRegion:
     """A region that is not closed yet.
 
     Args:
-        region: what it is.
-        expand: what becomes of it: see `Expansion`. Its errors close it.
-        relaxation: what its seconds are from; None before there is one, when it is expanded first.
+        region: for the trail.
+        expand: plans or branches it: see `Expansion`. Its errors close it.
+        relaxation: source of its seconds; None before there is one, when it is expanded first.
         least_s: seconds of a step that no plan of it is taken to be below.
         expected_s: seconds of a step that its best plan is expected to take, if relaxations were right.
-        only_without: what closes it once there is any plan; None where it competes.
-        is_silent: whether nobody is told that it was closed: others tell of all its plans.
+        only_without: closes it once there is any plan; None where it competes.
+        is_silent: whether the trail has no row of it: rows of others have all its plans.
     """
 
     region: Region
@@ -103,7 +103,7 @@ class OpenRegion:
 
 @dataclass(frozen=True)
 class Expansion:
-    """What a region became.
+    """Result of expanding a region.
 
     Args:
         plan: the fastest of its plans that was planned; None where it only branched.
@@ -116,7 +116,7 @@ class Expansion:
 
 @dataclass(frozen=True)
 class Known:
-    """What the search knows.
+    """State of a search.
 
     Args:
         best: the fastest plan; None before there is one.

@@ -108,7 +108,7 @@ class EnumerationPolicy:
 
 @dataclass(frozen=True)
 class RelaxationPolicy:
-    """What the seconds that a relaxation says of a region are worth.
+    """Trust in the seconds that a relaxation says of a region.
 
     Args:
         usual: times these seconds that the best plan takes, before plans of the same search say how many: regions are

@@ -37,7 +37,7 @@ WHOLE_STEP = "the whole step on the devices of one stage with the bubble, an est
 
 @dataclass(frozen=True)
 class EqualStages:
-    """What so many equal stages take, by looks in one number of microbatches or in two.
+    """Seconds of so many equal stages, by looks in one number of microbatches or in two.
 
     Seconds without the bubble are taken to be affine in the number of microbatches, t(m) = a + b m with b at least 0:
     more of them start and send more often.
@@ -86,7 +86,7 @@ class EqualStages:
 def equal_stages(
     problem: Problem, step: StepSource, stages: int, count: int, cutoff_s: float, known: EqualStages | None = None
 ) -> EqualStages | None:
-    """What so many equal stages take by a look in ``count`` microbatches; None where the step cannot be cut so.
+    """Looks at so many equal stages in ``count`` microbatches; None where the step cannot be cut so.
 
     Args:
         problem: the step in one microbatch.

@@ -2,7 +2,7 @@
 
 from autopar.ir.fingerprint import fingerprint, structural_hash
 from autopar.ir.graph import ROLES, Attr, Graph, Input, Literal, Operand, Operator, Output, Value
-from autopar.ir.layout import Layout, typed_text
+from autopar.ir.layout import Layout
 from autopar.ir.parse import GraphSyntaxError, parse_graph
 from autopar.ir.text import graph_text, operator_text
 from autopar.ir.types import TensorType, is_float, item_bytes
@@ -29,6 +29,5 @@ __all__ = [
     "operator_text",
     "parse_graph",
     "structural_hash",
-    "typed_text",
     "verify",
 ]

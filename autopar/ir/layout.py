@@ -85,10 +85,3 @@ class Layout:
             raise ValueError(f"not a layout: {text!r}")
         reduce, _, axes = tail[1:-1].partition("(")
         return Layout(dims, tuple(axes.split(",")), reduce)
-
-
-def typed_text(type: TensorType, layout: Layout, sizes: Mapping[str, int]) -> str:
-    """Type and layout together: ``bf16[8@data,1024]``, each dim with the axes that split it."""
-    dims = [f"{n}@{'+'.join(d)}" if d else str(n) for n, d in zip(type.shape, layout.dims, strict=True)]
-    tail = f" {layout.reduce}({','.join(layout.partial)})" if layout.partial else ""
-    return f"{type.dtype}[{','.join(dims)}]{tail}"

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from types import MappingProxyType
@@ -25,6 +26,7 @@ from autopar.sharding.registry import BUILT_IN
 OPENED = frozenset(_PARAMETER) | {"custom_linear_solve", "shard_map"} | _BY_IMPLEMENTATION
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "docs" / "coverage.md"
+OUTCOMES = ROOT / "tests" / "forms" / "outcomes.json"
 
 _HEAD = """# Coverage
 
@@ -157,6 +159,39 @@ def tables() -> str:
     return "\n\n".join(parts)
 
 
+def forms() -> str:
+    """What came of jax's functions in higher-order forms, run in six ways; see `tests.forms.cells`."""
+    found = json.loads(OUTCOMES.read_text())
+    counts: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
+    right, run = set[str](), set[str]()
+    for cell, outcome in found["outcomes"].items():
+        function, form, way = cell.split(" | ")
+        counts[form][way][outcome] += 1
+        run.update(found["primitives"][function])
+        right.update(found["primitives"][function] if outcome == "ok" else ())
+    ways = sorted({way for by_way in counts.values() for way in by_way})
+    rows = [f"| {form} | {' | '.join(_counted(counts[form][way]) for way in ways)} |" for form in sorted(counts)]
+    never = ", ".join(f"`{n}`" for n in sorted(run - right)) or "none"
+    return "\n".join(
+        [
+            "## Forms and ways\n",
+            f"Functions of jax that bind {len(run)} primitives, in {len(counts)} forms and {len(ways)} ways: "
+            f"{len(found['outcomes'])} of {found['cells']} pairs, drawn, were run and compared with `jax.jit`",
+            f"(`python -m tests.forms`, jax {found['jax']}). An entry counts equal values; r: a typed error, i: jax",
+            "itself does not take the step.",
+            f"Primitives without an equal result: {never}.\n",
+            f"| form | {' | '.join(ways)} |\n|---|{'---|' * len(ways)}",
+            *rows,
+        ]
+    )
+
+
+def _counted(outcomes: Counter[str]) -> str:
+    """Outcomes of one pair of a form and a way: equal ones as a number, others with their letter."""
+    others = [f"{n} {kind[0]}" for kind, n in sorted(outcomes.items()) if kind != "ok"]
+    return ", ".join([str(outcomes["ok"]), *others])
+
+
 def conventions() -> str:
     """The tests of ``tests/api``, by file, with their names as words."""
     parts = ["## Calling conventions\n\n| what holds | test |\n|---|---|"]
@@ -171,7 +206,7 @@ def conventions() -> str:
 
 def text() -> str:
     """The file."""
-    return "\n".join([_HEAD.replace("VERSION", jax.__version__), tables(), "", conventions(), ""])
+    return "\n".join([_HEAD.replace("VERSION", jax.__version__), tables(), "", forms(), "", conventions(), ""])
 
 
 def main(arguments: list[str]) -> int:

@@ -7,8 +7,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from tests.forms.cells import cells, kept
 from tests.forms.forms import FORMS, step_of
-from tests.forms.functions import all_found, candidates, covering, found
+from tests.forms.functions import candidates, found
 from tests.forms.ways import WAYS, outcome
 
 _CHEAP = ("whole", "microbatches", "padded", "recomputed")
@@ -39,17 +40,28 @@ def test_forms_are_split_and_staged(x64, form):
     assert [outcome(step_of(function, form), way) for way in ("split", "stages")] == ["ok", "ok"]
 
 
+def test_cells_are_all_pairs_of_forms_and_ways_in_a_drawn_order():
+    (function,) = (found(*c) for c in candidates() if c[0] == "jax.numpy.tanh")
+    some = cells([function] * 6)
+    assert len({c.name for c in some}) == len(FORMS) * len(WAYS) == len(some)
+    assert [c.name for c in some] == [c.name for c in cells([function] * 6)]
+    assert [c.form for c in some[:14]] != list(FORMS)
+
+
+def test_kept_outcomes_hold_no_wrong_value():
+    said = kept()["outcomes"]
+    assert not [cell for cell, outcome in said.items() if outcome in ("wrong", "crash")]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_every_primitive_in_every_form_and_way(x64):
     """Every primitive that a found function binds: forms and ways take turns, so that all pairs of them occur."""
-    ways, said, bad = list(WAYS), Counter(), []
-    for n, function in enumerate(covering(list(all_found()))):
-        for k, form in enumerate(FORMS):
-            way = ways[(n + k) % len(ways)]
-            here = outcome(step_of(function, form), way)
-            said[here.partition(":")[0]] += 1
-            if here.startswith(("wrong", "crash")):
-                bad.append((function.name, form, way, here[:200]))
+    said, bad = Counter(), []
+    for cell in cells():
+        here = cell.outcome()
+        said[here.partition(":")[0]] += 1
+        if here.startswith(("wrong", "crash")):
+            bad.append((cell.name, here[:200]))
     assert not bad, bad
     assert said["ok"] > sum(said.values()) / 2, said

@@ -12,6 +12,7 @@ import pytest
 from jax import lax
 from jax.extend.random import threefry2x32_p
 
+from autopar.lower.localize.integers import upper_half
 from autopar.sharding.registry import BUILT_IN
 from autopar.sharding.rules.elementwise import plain
 from tests.lower.harness import MESHES, case_of, check_localized
@@ -136,6 +137,23 @@ def test_unary(name: str, function: Callable[..., Any], kind: str) -> None:
 def test_binary(name: str, function: Callable[..., Any], kind: str) -> None:
     operands = array(kind), array(kind, seed=1)
     check_localized(function, *operands, primitive=name, meshes=MESHES[1:2], limit=limit(name))
+
+
+@pytest.mark.skipif(not hasattr(lax, "mulhi"), reason="of jax 0.10")
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "uint32", "int64", "uint64"])
+def test_upper_halves_of_products(x64: None, dtype: str) -> None:
+    """XLA does not take the primitive from a manual region; against Python's integers, extremes among them."""
+    info = np.iinfo(dtype)
+    some = [info.min, info.min + 1, -1 % (info.max + 1), 0, 1, 2, info.max // 2 + 1, info.max - 1, info.max]
+    drawn = RNG(0).integers(info.min, info.max, 23, dtype=dtype, endpoint=True)
+    values = np.concatenate([np.array(some, dtype), drawn])
+    x, y = (np.ascontiguousarray(v) for v in np.meshgrid(values, values))
+    bits = 8 * x.dtype.itemsize
+    want = np.vectorize(lambda a, b: int(a) * int(b) >> bits, otypes=[dtype])(x, y)
+    np.testing.assert_array_equal(upper_half(None, {}, [x, y], None)[0], want)  # type: ignore[arg-type]
+    if dtype == "int32":
+        np.testing.assert_array_equal(lax.mulhi(x, y), want)
+        check_localized(lax.mulhi, x, y, primitive="mulhi", meshes=MESHES[1:2], limit=2)
 
 
 @pytest.mark.skipif(not hasattr(lax, "polynomial"), reason="this jax writes polynomials out")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from msgspec import structs
 
@@ -15,16 +15,13 @@ from autopar.errors import MicrobatchError
 from autopar.frontend import Traced
 from autopar.ir.loops import microbatch_loops
 from autopar.ir.verify import verify
-from autopar.lower.backward_update import update_in_backward, updated_in_backward
-from autopar.lower.blockwise import blockwise_bound
+from autopar.lower.backward_update import update_in_backward
 from autopar.lower.dealt import dealt
-from autopar.lower.layer_update import updated_by_layer, updates_by_layer
-from autopar.lower.microbatch import microbatched
-from autopar.lower.padded import padded
+from autopar.lower.layer_update import updates_by_layer
 from autopar.lower.pipeline.source import TracedStages
-from autopar.lower.recompute import recomputed_step
-from autopar.lower.segments import in_segments
+from autopar.lower.recompute import layer_ends
 from autopar.lower.split_layers import SplitStep, group_count, layer_count, split_layers
+from autopar.lower.techniques import FIRST, TECHNIQUES, in_form
 from autopar.microbatch import operators_between
 from autopar.plan import Plan, StepForm
 from autopar.search.constraints import Constraint
@@ -61,7 +58,7 @@ class TracedStep:
     meter: Meter = field(default_factory=Meter)
 
     def in_form(self, form: StepForm) -> FormedStep:
-        """The step as one stage. Raises MicrobatchError where there cannot be as many microbatches."""
+        """The step as one stage; errors are those of `as_one_stage`."""
         traced, ends = self._in(form)
         return FormedStep(traced.graph, structs.replace(form, layer_ends=ends))
 
@@ -137,25 +134,18 @@ def as_one_stage(traced: Traced, num_devices: int, form: StepForm) -> tuple[Trac
     Returns it, and the ends of its layers, where something is recomputed.
 
     Raises:
+        InfeasiblePlanError: the form has a technique that changes nothing of the function.
         MicrobatchError: there cannot be as many microbatches.
     """
-    plain = dealt(padded(traced, form.padded), num_devices)
-
-    def recomputing(held: frozenset[str]) -> tuple[Traced, tuple[str, ...] | None]:
-        again, layer_ends = recomputed_step(plain, form.remat, form.layer_ends, held)
-        again = updated_in_backward(again) if form.backward_update else again
-        again = in_segments(again, form.segment_layers) if form.segment_layers else again
-        again = updated_by_layer(again) if form.layered_update else again
-        return microbatched(again, form.microbatches), layer_ends
-
-    step, step_ends = recomputing(frozenset())
+    plain = dealt(in_form(traced, form, FIRST), num_devices)
+    ends = layer_ends(plain, form.remat, form.layer_ends)
+    form = structs.replace(form, layer_ends=ends)
+    step = in_form(plain, form, TECHNIQUES)
     if form.remat != "none" and microbatch_loops(step.graph) > 2:
         # What meets would be computed again, and the examples meet again for it.
         with contextlib.suppress(MicrobatchError):
-            fewer, _ = recomputing(operators_between(plain.graph, form.microbatches))
-            step = min(step, fewer, key=lambda s: microbatch_loops(s.graph))
-    if form.block_scores:
-        step = replace(step, program=blockwise_bound(step.program, form.block_scores))
+            held = operators_between(plain.graph, form.microbatches)
+            step = min(step, in_form(plain, form, TECHNIQUES, held), key=lambda s: microbatch_loops(s.graph))
     if step is not traced:
         verify(step.graph)
-    return step, step_ends
+    return step, ends

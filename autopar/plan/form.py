@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from autopar.errors import InfeasiblePlanError
 from autopar.plan.record import Record
+from autopar.plan.techniques import TECHNIQUES
 
 Remat: TypeAlias = OneOf["none", "selective", "full"]
 
@@ -70,14 +71,8 @@ class StepForm(Record, frozen=True):
     @property
     def words(self) -> tuple[str, ...]:
         """The form in a few words each, as ``in 4 microbatches``; nothing of a step as it is written."""
-        said = [f"in {self.microbatches} microbatches"] * (self.microbatches > 1)
-        said += [f"with remat={self.remat!r}"] * (self.remat != "none")
-        said += ["with attention in blocks"] * (self.block_scores > 0)
-        said += ["with the update on hosts"] * self.host_update
-        said += ["with padding"] * bool(self.padded)
-        said += ["with layers updated in the backward loop"] * self.backward_update
-        said += [f"in segments of {self.segment_layers} layers"] * bool(self.segment_layers)
-        return tuple(said)
+        names = ((technique.preposition, technique.name_in(self)) for technique in TECHNIQUES)
+        return tuple(f"{preposition} {name}" for preposition, name in names if name)
 
     def described(self, error: InfeasiblePlanError) -> InfeasiblePlanError:
         """``error`` of planning a step in this form, which says so."""

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from autopar.errors import AutoparError, MicrobatchError
+from autopar.errors import AutoparError, InfeasiblePlanError, MicrobatchError
 from autopar.plan import Choice, Considered, PlanContent, StepForm
 from autopar.plan.again import ALTERNATIVE
 from autopar.plan.text import bytes_text
@@ -52,7 +52,7 @@ class SearchedAgain:
     def _alternatives(self) -> tuple[Considered, ...]:
         try:
             problem = self._stage
-        except MicrobatchError:  # of a pipeline whose schedule alone has such microbatches
+        except (InfeasiblePlanError, MicrobatchError):  # of a pipeline, whose stages alone have such a form
             return ()
         return tuple(_alternative(problem, name) for name in ALTERNATIVES)
 

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from autopar.errors import InfeasiblePlanError
 from autopar.plan import Plan, StepForm
+from autopar.plan.techniques import TECHNIQUES
 from autopar.plan.types import dtype_and_shape
 from autopar.recompute import LEVELS, Level
 from autopar.search.outcome import Bounded
@@ -21,10 +22,8 @@ from autopar.sharding.padding import PaddedDim
 
 def region_of(form: StepForm) -> Region:
     """The region of the decision that a form of one stage is."""
-    parts = ["attention in blocks"] * (form.block_scores > 0) + ["the update on hosts"] * form.host_update
-    parts += ["layers updated one at a time"] * form.layered_update + ["padding"] * bool(form.padded)
-    parts += ["layers updated in the backward loop"] * form.backward_update
-    parts += [f"segments of {form.segment_layers} layers"] * bool(form.segment_layers)
+    of_region = ("microbatches", "remat")  # fields of a region of their own
+    parts = [name for t in TECHNIQUES if t.field not in of_region and (name := t.name_in(form))]
     how = f"with {', '.join(parts)}" if parts else ""
     return Region("one stage", ((1, 1),), (form.microbatches,), "none", form.remat, how)
 

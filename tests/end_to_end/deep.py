@@ -13,7 +13,7 @@ from jax import lax
 from examples import gpt, llama
 
 WIDTH, HEADS = 16, 2
-TEXT = {"hidden": WIDTH, "heads": HEADS, "vocab": 16, "seq": 32, "batch": 8, "dtype": "float64", "scan": True}
+TEXT = {"hidden": WIDTH, "heads": HEADS, "vocab": 16, "seq": 32, "batch": 16, "dtype": "float64", "scan": True}
 
 
 def build_gpt(layers: int) -> tuple[Any, Any]:
@@ -92,7 +92,7 @@ def build_vit(layers: int) -> tuple[Any, Any]:
 
     one = _drawn(1)
     params = {"layers": _blocks(layers, 0), "patches": one(50, 48, WIDTH)[0], "positions": one(51, 16, WIDTH)[0]}
-    return _step(loss), _arguments({**params, "head": one(52, WIDTH, 4)[0]}, (8, 16, 16, 3), (8, 4))
+    return _step(loss), _arguments({**params, "head": one(52, WIDTH, 4)[0]}, (16, 16, 16, 3), (16, 4))
 
 
 def build_encoder_decoder(layers: int) -> tuple[Any, Any]:

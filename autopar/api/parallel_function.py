@@ -8,8 +8,6 @@ from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from autopar._compat.context import under_trace
 from autopar._compat.devices import world_devices
@@ -26,7 +24,7 @@ from autopar.api.without_flush import PipelineState, call, drain, order, replay
 from autopar.errors import AutoparError
 from autopar.errors.base import as_kind
 from autopar.frontend.nested import note
-from autopar.frontend.signature import NUMBERS, jax_config
+from autopar.frontend.signature import SignatureOptions, flatten_call, jax_config
 from autopar.frontend.trace import callable_name
 from autopar.plan import Plan
 from autopar.runtime.ray.cluster import RayCluster
@@ -63,7 +61,8 @@ class ParallelFunction(Generic[_P, _R]):
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         """Plans and compiles once for each signature, then runs. Values are those of the plain function.
 
-        Under `jax.disable_jit`, and inside of another function that jax traces or transforms, the plain function runs.
+        Under `jax.disable_jit` the plain function runs. Inside of another function that jax traces or transforms it
+        runs as a jitted one.
         """
         if jax_config("jax_disable_jit"):
             return self._fn(*args, **kwargs)
@@ -82,7 +81,7 @@ class ParallelFunction(Generic[_P, _R]):
         return returned
 
     def _inside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The plain function's result inside of another trace, with arrays for numbers as a jitted function has them.
+        """The jitted plain function's result inside of another trace: its arguments are traced, whatever they are.
 
         Raises:
             AutoparError: the state is one of a schedule without a flush, which the plain function does not know.
@@ -99,8 +98,16 @@ class ParallelFunction(Generic[_P, _R]):
                 f"{callable_name(self._fn)} is decorated and runs inside of this function as the plain function: "
                 f"its {', '.join(named)} {'has' if len(named) == 1 else 'have'} no effect"
             )
-        plain = self._fn(*args, **kwargs)
-        return jax.tree.map(_as_array, plain) if any(map(_becomes_array, jax.tree.leaves(plain))) else plain
+        o = self._options
+        signature_options = SignatureOptions(static_argnums=o.static_argnums, static_argnames=o.static_argnames)
+        signature, leaves = flatten_call(self._fn, args, kwargs, signature_options)
+
+        def called(*arrays: Any) -> Any:
+            given, named = signature.arguments(arrays)
+            return self._fn(*given, **named)
+
+        called.__name__ = callable_name(self._fn)
+        return jax.jit(called)(*leaves)
 
     def drain(self, state: Any) -> Any:
         """The plain state with nothing under way, out of what a call returned with a schedule without a flush.
@@ -356,15 +363,6 @@ class ParallelFunction(Generic[_P, _R]):
         if mutable.kind not in self._changing:
             self._changing[mutable.kind] = PureFunction(mutable.pure(self._fn), self._options)
         return self._changing[mutable.kind], args, kwargs, mutable
-
-
-def _becomes_array(leaf: Any) -> bool:
-    """Whether a result of a jitted function is an array in place of this one of the plain function."""
-    return isinstance(leaf, (*NUMBERS, np.ndarray, np.number, np.bool_))
-
-
-def _as_array(leaf: Any) -> Any:
-    return jnp.asarray(leaf) if _becomes_array(leaf) else leaf
 
 
 def _arguments(plan: Plan) -> str:

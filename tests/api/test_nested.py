@@ -1,4 +1,4 @@
-"""A decorated function inside of another trace acts as the plain function, whatever it is given or closes over."""
+"""A decorated function inside of another trace acts as a jitted one, whatever it is given or closes over."""
 
 from __future__ import annotations
 
@@ -158,3 +158,18 @@ def test_the_state_of_a_pipeline_inside_of_another_trace_is_an_error():
     with pytest.raises(AutoparError, match="state of a pipeline"):
         jax.jit(lambda x: piped(under_way, x))(x)
     assert jax.eval_shape(piped, state, x)["a"].shape == (8, 16)
+
+
+@pytest.mark.parametrize("wrap", ["jit", "grad", "vmap", "map"])
+def test_arguments_from_outside_are_traced_inside_as_those_of_a_jitted_function(wrap):
+    """Methods of arrays on numpy's, and Python that asks whether a value is traced."""
+
+    def inner(y):
+        assert isinstance(y, jax.core.Tracer)
+        return y.at[0].add(1.0).sum()
+
+    step = autopar.parallelize(inner, cluster=CLUSTER)
+    for given in (X, np.ones(3, np.float32), jnp.ones(3)):
+        wanted = OUTER[wrap](lambda x, given=given: x * jax.jit(inner)(given))(X)
+        result = OUTER[wrap](lambda x, given=given: x * step(given))(X)
+        np.testing.assert_array_equal(result, wanted)

@@ -81,6 +81,8 @@ class Counts:
 
 _COUNTS = Counts(slow_devices(jax.device_count()))
 _OUTCOMES: dict[str, str] = {}
+#: Outcomes after which what was found is written.
+_EACH = 20
 if os.environ.get("AUTOPAR_SUITE") == "autopar":
     autopar.parallelize  # noqa: B018 (its modules are imported before)
     jax.jit = _COUNTS.jit  # type: ignore[assignment]
@@ -92,9 +94,15 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         text = str(report.longreprtext).strip().splitlines() if report.failed else []
         errors = [line[1:].strip() for line in text if line.startswith("E  ")]
         _OUTCOMES[report.nodeid] = f"failed: {errors[0] if errors else text[-1:]}" if report.failed else report.outcome
+        if len(_OUTCOMES) % _EACH == 0:  # a process that ends leaves what it found
+            _write()
 
 
 def pytest_sessionfinish() -> None:
     """Writes what was found."""
+    _write()
+
+
+def _write() -> None:
     counts = {n: getattr(_COUNTS, n) for n in ("functions", "calls", "split", "left_out")}
     Path(os.environ["AUTOPAR_SUITE_OUT"]).write_text(json.dumps({**counts, "outcomes": _OUTCOMES}, indent=1))

@@ -20,12 +20,14 @@ from autopar.lower.pipeline.build import lower_pipeline
 from autopar.lower.pipeline.source import TracedStages
 from autopar.lower.split_layers import split_layers
 from autopar.plan import StepForm
+from autopar.runtime.hosts.lists_load import load_lists
 from autopar.runtime.hosts.world_load import load_stages
 from autopar.runtime.loaded import LoadedProgram
 from autopar.stages.layers import forward_operators, members_of
 from tests.end_to_end.compare import difference
 from tests.end_to_end.deep import MODELS
 from tests.microbatch.running import traced
+from tests.runtime_ray.pipelines import furthest, numbers, thread_cluster
 from tests.search.problems import toy
 
 LEVELS = ("none", "selective", "full")
@@ -84,6 +86,32 @@ def test_stages_in_segments_have_the_values_of_the_step(x64: None) -> None:
     loaded = Plan.from_json(plan.to_json())
     assert loaded == plan
     assert carried_out(step, args, loaded)[1] < 1e-14
+
+
+@pytest.mark.slow
+def test_lists_of_many_hosts_give_the_same_bits(x64: None) -> None:
+    step, args = chain()
+    plan = planned(step, args, 2, 100_000, **TWO)
+    program, _ = carried_out(step, args, plan)
+    call, leaves = parallelize(step, cluster=toy(1)).trace(*args), jax.tree.leaves(args)
+    found, split = call.pure.traced(call.signature), program.split_step
+    world = load_lists(found, split, program.lowered, jax.devices()[:2], program.donated)
+    results = [p.run(p.place_all(c), c) for p in (program, world) for c in [[np.array(leaf) for leaf in leaves]]]
+    for a, b in zip(*results, strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+@pytest.mark.slow
+def test_workers_of_ray_run_segments(x64: None) -> None:
+    """Threads of this process, to which stages go as texts."""
+    pytest.importorskip("flatbuffers")
+    step, args = chain()
+    with thread_cluster(2, 1) as cluster:
+        options = {"num_microbatches": 2, "memory_limit": 100_000, "donate_argnums": 0}
+        compiled = parallelize(step, cluster=cluster, **options).compile(*args)
+        assert [s.form.segment_layers for s in compiled.plan.stages] == [1, 1]
+        results = [numbers(x) for x in jax.tree.leaves(compiled(*jax.tree.map(np.array, args)))]
+    assert furthest(results, [numbers(x) for x in jax.tree.leaves(jax.jit(step)(*args))]) < 1e-11
 
 
 @pytest.mark.slow

@@ -10,8 +10,10 @@ import autopar
 from autopar.plan import Plan
 from autopar.report.page import plan_page
 from autopar.search.again import ALTERNATIVES
+from examples import gpt
 from tests.api.steps import CLUSTER
 from tests.api.test_eval import batch, new_state, train_step
+from tests.search.problems import toy
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +37,20 @@ def test_alternatives_are_on_every_page_and_in_no_file(plan: Plan) -> None:
     assert all(o.step_time is None or o.step_time >= plan.step_time * (1 - 1e-9) for o in rows.values())
     for shown in (replace(plan, again=None), Plan.from_json(saved)):
         assert "against alternatives" not in str(shown) and "against alternatives" not in plan_page(shown)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_alternatives_of_a_plan_in_blocks_are_the_plans_asked_for_by_name(microbatches: int) -> None:
+    sizes = {"layers": 1, "hidden": 16, "heads": 4, "vocab": 16, "seq": 16, "batch": 8}
+    step, args = gpt.build("tiny", abstract=True, **sizes)
+    asked = {"cluster": toy(4), "num_stages": 1, "num_microbatches": microbatches, "attention": "blocks"}
+    found = autopar.parallelize(step, **asked, remat="none").plan(*args)
+    assert found.stages[0].form.block_scores == 1
+    rows = {o.name: o for o in found.with_alternatives().search.considered if o.name in ALTERNATIVES}
+    for name in ALTERNATIVES:
+        expected = autopar.parallelize(step, search=name, **asked).plan(*args)
+        assert rows[name].step_time == pytest.approx(expected.step_time, rel=1e-3), name
 
 
 def test_without_a_choice_everything_else_is_chosen_again(plan: Plan) -> None:

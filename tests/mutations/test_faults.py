@@ -57,6 +57,11 @@ def test_a_fault_is_caught(tmp_path) -> None:
     assert caught(quick(), tmp_path).startswith("FAILED")
 
 
+def test_a_fault_is_not_caught_by_a_test_that_is_slow(tmp_path) -> None:
+    slow = "tests/mutations/test_faults.py::test_nothing_is_caught_where_nothing_is_wrong"
+    assert caught(replace(quick(), tests=(slow,)), tmp_path) == ""
+
+
 @pytest.mark.slow
 def test_nothing_is_caught_where_nothing_is_wrong(tmp_path) -> None:
     assert caught(replace(quick(), new=quick().old + " "), tmp_path) == ""

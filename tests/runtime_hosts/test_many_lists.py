@@ -79,9 +79,9 @@ def test_cases_have_each_schedule_with_each_mesh_recomputation_and_donation() ->
 @pytest.mark.timeout(120)
 def test_two_processes_have_the_values_of_one_device() -> None:
     first, second = results(run("two_stages", 2, devices=1, limit_s=100))
-    assert (first.pop("examples"), second.pop("examples")) == (16, 0)
-    assert first == second
-    assert first["worst"] < 1e-12 and first["processes"] == [1, 1]  # state lies on its stage's process alone
+    assert max(first["worst"], second["worst"]) < 1e-12
+    assert (first["examples"], second["examples"]) == (16, 0)
+    assert (first["here"], second["here"]) == (["a"], ["b"])  # state lies on its stage's process alone
 
 
 @pytest.mark.slow

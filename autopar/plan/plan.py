@@ -298,7 +298,7 @@ class Plan:
         except OSError as error:
             folder = Path(path).absolute().parent
             raise PlanMismatchError(
-                f"cannot write the plan {os.fspath(path)!r}: {error.strerror}",
+                f"cannot write the plan {os.fspath(path)!r}: {error.strerror or error}",
                 remedy=None if folder.is_dir() else f"make the folder {str(folder)!r} first",
             ) from error
 

@@ -68,7 +68,8 @@ def test_merged_weights_send_what_the_form_by_hand_sends() -> None:
     assert step.plan.step_time <= 1.01 * by_hand.plan.step_time
     assert step.plan.step_time < written.step_time
     assert len(step.plan.rewrites) == 2
-    assert all(line in str(step.plan) for line in step.plan.rewrites)
+    told = " ".join(str(step.plan).split())
+    assert all(" ".join(line.split()) in told for line in step.plan.rewrites)
     assert written.rewrites == by_hand.plan.rewrites == ()
 
 

@@ -197,7 +197,7 @@ def test_a_failing_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest
     for name in ("fsync", "replace"):
         with monkeypatch.context() as patch:
             patch.setattr(private.os, name, fails)
-            with pytest.raises(OSError, match="disk full"):
+            with pytest.raises(PlanMismatchError, match="disk full"):
                 small_plan().save(path)
         assert path.read_text() == "old"
         assert os.listdir(tmp_path) == ["plan.json"]

@@ -95,6 +95,7 @@ def test_examples_are_not_shared_by_cp_even_where_that_is_cheaper():
     assert made and not any("y" in k.dims[0] for k in made)
 
 
+@pytest.mark.slow
 def test_experts_and_tokens_have_an_axis_each():
     problem = problem_of(*moe.build(abstract=True, gate="gshard"), toy(8))
     plan = Manual(dp=4, ep=2, cp=2)(problem)

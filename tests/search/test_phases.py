@@ -38,7 +38,7 @@ def test_attempts_that_lost_are_among_the_phases(options, monkeypatch):
 
 def test_plans_that_were_the_best_known_have_their_seconds():
     """They get faster, the last is the plan, and none is known before the step was traced or after the search."""
-    fn, args = mlp.build(abstract=True, layers=8, hidden=512, batch=2048)
+    fn, args = mlp.build(abstract=True, layers=8, hidden=512, batch=64)
     plan = autopar.parallelize(fn, cluster=toy(2, nodes=2, bandwidth=1e7), donate_argnums=0).plan(*args)
     at_s, step_s = zip(*plan.search.incumbents, strict=True)
     assert list(at_s) == sorted(at_s) and list(step_s) == sorted(step_s, reverse=True)

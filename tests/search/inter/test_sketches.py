@@ -47,7 +47,11 @@ def layered(monkeypatch):
 
         return in_stages(self, problem, counts, noted, one_loop)
 
+    def nothing(self, *some):
+        raise InfeasiblePlanError("one stage is not planned")
+
     monkeypatch.setattr(SeveralStages, "_planned", note)
+    monkeypatch.setattr(OneStagePlanner, "best", nothing)
     with contextlib.suppress(KeyboardInterrupt):
         planned(num_microbatches=16, schedule="1f1b", memory=400_000)
     free = replace(searches[0].subproblem, tried_stages=None, cutoff_s=math.inf)

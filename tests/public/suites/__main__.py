@@ -62,6 +62,9 @@ SUITES = {
 EXPLAINED: dict[str, str] = {
     "chex/_src/asserts_internal_test.py::IsTraceableTest::test_is_traceable__with_jit": "reads the name of jit's type",
     "chex/_src/asserts_test.py::AssertMaxTracesTest::test_incorrect_ordering": "reads the name of jit's type",
+    "optax/transforms/_accumulation_test.py::AccumulationTest::test_multi_steps": (
+        "compares to the bit a loss, in float32, of parameters that lie split with one of parameters that do not"
+    ),
 }
 
 

@@ -57,6 +57,11 @@ def item_bytes(dtype: str) -> float:
     )
 
 
+def has_zero(dtype: str) -> bool:
+    """Whether ``dtype`` has a zero, which devices hold of a partial sum: scales of 8 bits are powers of two alone."""
+    return dtype != "f8_e8m0fnu"
+
+
 def is_float(dtype: str) -> bool:
     """Whether sums of ``dtype`` may be taken in any order, up to rounding (floats and complex)."""
     return dtype.startswith(("f", "bf", "c"))

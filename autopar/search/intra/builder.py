@@ -10,6 +10,7 @@ import numpy as np
 from autopar.cluster import LogicalMesh
 from autopar.cost import CostModel
 from autopar.ir import Layout, TensorType
+from autopar.ir.types import has_zero
 from autopar.search.intra.draft import Array, CopyDraft, NodeDraft, RegionSite, SiteDraft, UsageDraft, Use, ValueDraft
 from autopar.search.intra.host import NOTHING, Offloading
 from autopar.search.intra.labels import layout_label, stack_label
@@ -121,4 +122,4 @@ class Builder:
 
 def is_summable(type: TensorType) -> bool:
     """Whether partial sums of ``type`` make sense."""
-    return type.dtype != "bool" and not type.dtype.startswith("key<") and type.size > 0
+    return type.dtype != "bool" and not type.dtype.startswith("key<") and has_zero(type.dtype) and type.size > 0

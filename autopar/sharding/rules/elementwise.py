@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from autopar.ir import Operator, TensorType
+from autopar.ir.types import has_zero
 from autopar.sharding.factors import Dims, Factor, Rule, RuleFunction
 
 Groups: TypeAlias = tuple[tuple[int, ...], ...]
@@ -40,8 +41,8 @@ def plain(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule | None:
 
 
 def is_number(dtype: str) -> bool:
-    """Whether partial sums of ``dtype`` make sense: not of bools, keys and tokens."""
-    return dtype.startswith(("f", "bf", "c", "i", "u"))
+    """Whether partial sums of ``dtype`` make sense: not of bools, keys, tokens, and scales that have no zero."""
+    return dtype.startswith(("f", "bf", "c", "i", "u")) and has_zero(dtype)
 
 
 def _sums(op: Operator, operand_types: tuple[TensorType, ...]) -> bool:
@@ -64,7 +65,7 @@ def multiplicative(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule 
 def division(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule | None:
     """Linear in the dividend for floats; integer division rounds, so it is not."""
     real = operand_types[0].dtype.startswith(("f", "bf", "c"))
-    return _aligned(op, operand_types, ((0,),) if real else ())
+    return _aligned(op, operand_types, ((0,),) if real and _sums(op, operand_types) else ())
 
 
 def select(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule | None:
@@ -82,7 +83,7 @@ def convert(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule | None:
         linear = target.nbytes <= source.nbytes
     else:
         linear = kinds[0] in ("float", "complex") and kinds[1] in (kinds[0], "complex")
-    return _aligned(op, operand_types, ((0,),) if linear else ())
+    return _aligned(op, operand_types, ((0,),) if linear and _sums(op, operand_types) else ())
 
 
 def _kind(dtype: str) -> str:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from autopar._compat.dtypes import jax_dtype, numpy_dtype
+from autopar.errors import MicrobatchError
 from autopar.frontend import BoundGraph
 from autopar.frontend.boundary import boundary
 from autopar.frontend.build import build_graph
@@ -93,7 +94,14 @@ def stage_graph(
     ]
     recorder = Recorder.behind(step.program)
     work = _StageFunction(step.program, microbatching, layouts, parts, recorder, recomputation)
-    closed = jax.make_jaxpr(work.step)(*(shape for _, shape, _ in shapes))
+    try:
+        closed = jax.make_jaxpr(work.step)(*(shape for _, shape, _ in shapes))
+    except TypeError as error:
+        raise MicrobatchError(
+            f"a stage cannot run in microbatches: {str(error).splitlines()[0]}",
+            cause="a value of the whole batch that is made once meets one of a microbatch",
+            remedy="num_microbatches=1, or num_stages=1",
+        ) from error
     paths = [*(graph.outputs[i].path for i in parts.outputs), *map(str, parts.graph_sends)]
     program = build_graph(
         closed, f"{graph.name}/stage {parts.stage}", [(n, role) for n, _, role in shapes], paths, recorder.labels

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from autopar._compat.world import world
 from autopar.api.placement import default_placement, placement_of
 from autopar.api.without_flush import PipelineState
 from autopar.errors import CheckpointError
+from autopar.errors.missing import optional_module
 from autopar.frontend import Traced
 from autopar.plan import Plan
 from autopar.runtime.hosts.agree import Agreement
@@ -163,13 +163,9 @@ def _with_names(tree: Any) -> list[tuple[str, Any]]:
 
 def _files() -> Any:
     """The module that imports Orbax. CheckpointError where Orbax is not installed."""
-    try:
-        return import_module("autopar.runtime.hosts.saved")
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "orbax":
-            raise
-        raise CheckpointError(
-            "orbax-checkpoint cannot be imported",
-            cause="it is not installed",
-            remedy="pip install 'autopar[checkpoint]'",
-        ) from error
+    missing = CheckpointError(
+        "orbax-checkpoint cannot be imported",
+        cause="it is not installed",
+        remedy="pip install 'autopar[checkpoint]'",
+    )
+    return optional_module("autopar.runtime.hosts.saved", "orbax", missing)

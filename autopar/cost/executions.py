@@ -19,7 +19,7 @@ from autopar.plan.pipeline import ExecutionPrice, ExecutionPrices
 
 @dataclass(frozen=True)
 class RoundWork:
-    """What one program does in a round.
+    """Work of one program in a round.
 
     Args:
         busy_s: seconds of the program of each worker; 0 where it has none.

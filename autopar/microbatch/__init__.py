@@ -5,7 +5,7 @@ split over devices holds for dims that may be split over axis. So the analysis n
 trace: a value is whole, split along a dim, or a term of a reduction, exactly as on a mesh axis.
 """
 
-from autopar.microbatch.analyze import analyze, batch_size
+from autopar.microbatch.analyze import analyze, batch_size, even_counts
 from autopar.microbatch.barrier import analyze_with_barrier
 from autopar.microbatch.base import AXIS, Joined, Microbatching, pseudo_mesh
 from autopar.microbatch.meetings import MicrobatchLoop, analyze_in_loops, operators_between
@@ -19,6 +19,7 @@ __all__ = [
     "analyze_in_loops",
     "analyze_with_barrier",
     "batch_size",
+    "even_counts",
     "operators_between",
     "pseudo_mesh",
 ]

@@ -61,6 +61,12 @@ def batch_size(graph: Graph, dim: int = 0) -> int | None:
     return max(sizes, key=lambda n: (sizes[n], n)) if sizes else None
 
 
+def even_counts(graph: Graph) -> list[int]:
+    """Powers of two, rising from 1, that divide the batch of a step; 1 alone of a step without one."""
+    size = batch_size(graph) or 1
+    return [n for k in range(size.bit_length()) if size % (n := 2**k) == 0]
+
+
 def analyze(graph: Graph, count: int, late: frozenset[str] = frozenset()) -> Microbatching:
     """How ``graph`` runs in ``count`` microbatches.
 

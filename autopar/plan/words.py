@@ -89,7 +89,7 @@ class _StageAxes:
         return self.num_parts(whole)
 
     def tensor_dims(self, i: InputRecord) -> frozenset[int]:
-        """Which of the last two dims of a matrix axes of tensor parallelism split, counted from the end."""
+        """The last two dims of a matrix, counted from the end, as far as axes of tensor parallelism split them."""
         dims = _dims(i)
         return frozenset(d for d in (-2, -1) if len(dims) >= 2 and self._over["tensor"].intersection(dims[d]))
 

@@ -44,7 +44,7 @@ def rounds_of(lists: Sequence[Sequence[Instruction]]) -> tuple[RoundParts, ...]:
 
 
 def _turn(line: Sequence[Instruction], at: int, arrived: set[int]) -> tuple[Instruction, ...]:
-    """What a worker does next: up to a second program, a value that is not there, or what comes behind a SEND."""
+    """Instructions of a worker up to a second program, a value that is not there, or anything behind a SEND."""
     done: list[Instruction] = []
     ran = sends = False
     for i in (line[n] for n in range(at, len(line))):

@@ -46,7 +46,7 @@ class Freedom:
 
     @staticmethod
     def of(problem: Problem) -> Freedom:
-        """What a problem leaves free, or asks for: `autopar.search.decision`."""
+        """The freedom that a problem leaves: `autopar.search.decision`."""
         o, devices, asked = problem.options, problem.cluster.num_devices, problem.options.num_stages
         on_one_mesh = o.mesh_shape is not None and math.prod(o.mesh_shape) == devices
         on_one_mesh = on_one_mesh and o.schedule in ("auto", "none") and not unread_effects(problem.graph)

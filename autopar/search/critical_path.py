@@ -16,7 +16,7 @@ from autopar.ir import Graph, Operator
 from autopar.ir.analysis import dependents
 from autopar.ir.loops import Scan
 from autopar.ir.phases import phase_of
-from autopar.microbatch import analyze, batch_size
+from autopar.microbatch import analyze, even_counts
 
 #: Roles of inputs on both of which an operator of the chain depends.
 _ROLES = ("batch", "parameter")
@@ -91,8 +91,7 @@ def in_every_microbatch(graph: Graph, most: int) -> frozenset[str]:
     ids = frozenset(op.id for op in graph.operators if phase_of(op) != "update")
     if most == 1:
         return ids
-    size = batch_size(graph) or 1
-    counts = [n for k in range(1, size.bit_length()) if size % (n := 2**k) == 0 and n <= most]
+    counts = [n for n in even_counts(graph) if 1 < n <= most]
     for count in {*counts[:1], *counts[-1:], most} - {1}:
         try:
             ids &= frozenset(analyze(graph, count).body)

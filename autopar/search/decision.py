@@ -12,21 +12,20 @@ What the user asked for leaves regions out. It prices nothing and solves nothing
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
 from autopar.errors import InfeasiblePlanError
 from autopar.ir.analysis import unread_effects
-from autopar.ir.phases import phase_of
-from autopar.microbatch import batch_size
+from autopar.microbatch import even_counts
 from autopar.schedule import factory_named, get
 from autopar.schedule.branches import Branches
 from autopar.search.attention_blocks import stage_block_scores
 from autopar.search.bound import Freedom, bound_s
 from autopar.search.cache import PlanCache
-from autopar.search.enumeration.candidates import schedule_of
+from autopar.search.enumeration.candidates import schedule_of, trains
 from autopar.search.enumeration.reach import EQUAL_STAGES, least_by_stages
 from autopar.search.enumeration.search_space import (
     is_large,
@@ -192,7 +191,7 @@ class Decision:
             return Expansion(regions=regions)
 
         least_s, relaxation = self._bound_s(several=True), Relaxation(WORK, self.problem.policy.effort.work)
-        region = Region("pipeline", ((2, max(2, self.problem.cluster.num_devices)),))
+        region = Region("pipeline", self._numbers(None))
         return OpenRegion(region, expand, relaxation, least_s, least_s, only_without=only_without)
 
     def _by_work(self) -> Iterator[OpenRegion]:
@@ -203,44 +202,29 @@ class Decision:
         devices, is_uniform = self.problem.cluster.num_devices, len(self.problem.cluster.groups) == 1
         equal = [stages for stages in by_stages if devices % stages == 0] if is_uniform else []
         looks: _Looks = {}
+        per_stage = (0, self.problem.policy.enumeration.whole_step_microbatches)
         for stages, seconds in sorted(by_stages.items()):
             # Unequal stages have the estimate of the next numbers of equal ones.
             below = max((s for s in equal if s <= stages), default=0)
             above = min((s for s in equal if s >= stages), default=0)
             near = tuple(sorted({below, above} - {0}))
             region = replace(self._stages(stages), relaxation=relaxation, least_s=seconds, expected_s=seconds)
-            yield replace(region, expand=partial(self._by_first_look, stages, near, looks)) if near else region
-
-    def _by_first_look(self, stages: int, near: Sequence[int], looks: _Looks, known: Known) -> Expansion | Bounded:
-        """A number of stages by the whole step on the devices of one of ``near``, in as few microbatches as may be."""
-        return self._by_looks(stages, near, looks, known, min(self._possible), self._by_second_look)
-
-    def _by_second_look(self, stages: int, near: Sequence[int], looks: _Looks, known: Known) -> Expansion | Bounded:
-        """Likewise in more microbatches."""
-        return self._by_looks(stages, near, looks, known, None, None)
+            yield replace(region, expand=partial(self._by_looks, stages, near, looks, per_stage)) if near else region
 
     def _by_looks(
-        self,
-        stages: int,
-        near: Sequence[int],
-        looks: _Looks,
-        known: Known,
-        count: int | None,
-        then: Callable[..., Expansion | Bounded] | None,
+        self, stages: int, near: Sequence[int], looks: _Looks, per_stage: Sequence[int], known: Known
     ) -> Expansion | Bounded:
-        """A number of stages by looks at those near it, which ``looks`` has or gets.
+        """A number of stages by the whole step on the devices of one of those near it.
 
         Args:
             stages: their number.
             near: numbers of equal stages that are looked at.
-            looks: that were made, by number of stages.
+            looks: by number of stages; those that are made here are added.
+            per_stage: microbatches a stage of this look and of those that follow; 0 for as few as may be.
             known: what was planned.
-            count: microbatches; None for a few a stage.
-            then: what becomes of it next; None for being planned.
         """
         for number in near:
-            before, per_stage = looks.get(number), self.problem.policy.enumeration.whole_step_microbatches
-            here = self._count_for(number, per_stage) if count is None else count
+            before, here = looks.get(number), self._count_for(number, per_stage[0])
             if before is None or all(m != here for m, _ in before.looked):
                 after = equal_stages(self.problem, self.step, number, here, known.best_s, before)
                 if after is None:  # in other microbatches the step may be cut
@@ -249,14 +233,13 @@ class Decision:
         next_regions = tuple(self._planned_next(stages, near, looks))
         if not next_regions:
             return Bounded(WHOLE_STEP, known.best_s)
-        if then is None:
+        if len(per_stage) == 1:
             return Expansion(regions=next_regions)
         best = min(next_regions, key=lambda region: region.expected_s)
         least_s = min(region.least_s for region in next_regions)
         region = Region.of_stages("pipeline", [stages])
-        return Expansion(
-            regions=(replace(best, region=region, least_s=least_s, expand=partial(then, stages, near, looks)),)
-        )
+        sharper = partial(self._by_looks, stages, near, looks, per_stage[1:])
+        return Expansion(regions=(replace(best, region=region, least_s=least_s, expand=sharper),))
 
     def _planned_next(self, stages: int, near: Sequence[int], looks: _Looks) -> Iterator[OpenRegion]:
         """Regions of a number of stages to be planned: any microbatches, or each of some on a large cluster."""
@@ -301,36 +284,41 @@ class Decision:
 
         def expand(known: Known) -> Expansion | Bounded:
             problem = self._below(known, None if stages is None else (stages,))
-            plan = SeveralStages(self.strategy, self.cache, self.step).pipeline(problem, counts)
+            plan = self._several.pipeline(problem, counts)
             return plan if isinstance(plan, Bounded) else Expansion(plan)
 
-        asked = stages or o.num_stages
-        numbers = range(2, max(2, self.problem.cluster.num_devices) + 1) if asked is None else [asked]
         schedule = "" if isinstance(o.schedule, str) else o.schedule.name
-        region = Region.of_stages("pipeline", numbers, [] if count is None else [count], schedule)
-        return OpenRegion(region, expand)
+        microbatches = () if count is None else (count,)
+        return OpenRegion(Region("pipeline", self._numbers(stages or o.num_stages), microbatches, schedule), expand)
 
     def _even(self) -> OpenRegion:
         """Even stages, nothing of which is compared: a plan within seconds, where there is none yet."""
 
         def expand(known: Known) -> Expansion | Bounded:
-            plan = SeveralStages(self.strategy, self.cache, self.step).even(self._below(Known()), self.counts)
+            plan = self._several.even(self._below(Known()), self.counts)
             return plan if isinstance(plan, Bounded) else Expansion(plan)
 
-        region = Region("pipeline", ((2, self.problem.cluster.num_devices),), how="even stages")
+        region = Region("pipeline", self._numbers(None), how="even stages")
         return OpenRegion(region, expand, only_without=LeftOut("a plan is known"), is_silent=True)
 
     def branches(self) -> OpenRegion:
         """Independent branches side by side."""
 
         def expand(known: Known) -> Expansion | Bounded:
-            plan = SeveralStages(self.strategy, self.cache, self.step).branches(self._below(known), self.counts)
+            plan = self._several.branches(self._below(known), self.counts)
             return plan if isinstance(plan, Bounded) else Expansion(plan)
 
-        asked, devices = self.problem.options.num_stages, self.problem.cluster.num_devices
-        region = Region("branches", ((2, max(2, devices)),) if asked is None else ((asked, asked),))
+        region = Region("branches", self._numbers(self.problem.options.num_stages))
         least_s, relaxation = self._bound_s(several=True), Relaxation(WORK, self.problem.policy.effort.work)
         return OpenRegion(region, expand, relaxation, least_s, least_s, only_without=self._without_overlap())
+
+    def _numbers(self, stages: int | None) -> tuple[tuple[int, int], ...]:
+        """The range of a number of stages; of all where it is None."""
+        return ((2, max(2, self.problem.cluster.num_devices)),) if stages is None else ((stages, stages),)
+
+    @property
+    def _several(self) -> SeveralStages:
+        return SeveralStages(self.strategy, self.cache, self.step)
 
     def _below(self, known: Known, tried: tuple[int, ...] | None = None) -> Problem:
         """The problem of stages that must take less than the best plan."""
@@ -341,11 +329,10 @@ class Decision:
     @property
     def _possible(self) -> Sequence[int]:
         """Numbers of microbatches that may be taken, powers of two where all may."""
-        size = batch_size(self.problem.graph) or 1
-        return self.counts or [2**k for k in range(size.bit_length()) if size % 2**k == 0]
+        return self.counts or even_counts(self.problem.graph)
 
     def _count_for(self, stages: int, per_stage: int) -> int:
-        """The most microbatches that may be taken up to so many a stage."""
+        """The most microbatches that may be taken up to so many a stage; the fewest where all are more."""
         return max((n for n in self._possible if n <= per_stage * stages), default=min(self._possible))
 
     def _without_overlap(self) -> Outcome | None:
@@ -355,7 +342,7 @@ class Decision:
             return None
         if all("cpu" in d.jax_kinds for d in cluster.device_types):
             return Bounded("stages in one process on a CPU do not overlap")
-        if all(phase_of(op) != "backward" for op in self.problem.graph.operators):
+        if not trains(self.problem):
             return Bounded("without a backward pass the caller waits for each step")
         return None
 

@@ -1,4 +1,4 @@
-"""Which way several processes carry a pipeline out: `with_executions` prices both and decides.
+"""The way in which several processes carry a pipeline out: `with_executions` prices both and decides.
 
 Plans for clusters of several nodes get a record of it (`autopar.plan.pipeline.ExecutionPrices`), since each node has
 its own processes there. `parallelize(pipeline="auto")` follows it.

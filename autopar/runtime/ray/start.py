@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from autopar.cluster.ray_options import RayOptions
 from autopar.errors import ClusterError
+from autopar.errors.missing import optional_module
 
 if TYPE_CHECKING:
     from autopar.runtime.ray.cluster import RayCluster
@@ -24,15 +24,10 @@ def ray_cluster(address: str | None, options: RayOptions) -> RayCluster:
         ClusterError: ray is not installed, or see there.
     """
     where = address or os.environ.get("RAY_ADDRESS")
-    try:
-        connect = import_module("autopar.runtime.ray.connect").connect
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "ray":
-            raise
-        raise ClusterError(
-            "Ray cannot be imported, and workers are processes of Ray",
-            cause="it is not installed for this Python",
-            remedy="pip install ray",
-        ) from error
-    cluster: RayCluster = connect(where, options)
+    missing = ClusterError(
+        "Ray cannot be imported, and workers are processes of Ray",
+        cause="it is not installed for this Python",
+        remedy="pip install ray",
+    )
+    cluster: RayCluster = optional_module("autopar.runtime.ray.connect", "ray", missing).connect(where, options)
     return cluster

@@ -6,12 +6,12 @@ import datetime
 import ssl
 import tempfile
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from autopar._compat.private import write_private
 from autopar.errors import ClusterError
+from autopar.errors.missing import optional_module
 from autopar.runtime.transport.channels import Credentials
 
 _NAME = "autopar"
@@ -33,16 +33,12 @@ class Identity:
 
 def _cryptography(module: str) -> Any:
     """A module of cryptography. ClusterError where it is not installed."""
-    try:
-        return import_module(f"cryptography.{module}")
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "cryptography":
-            raise
-        raise ClusterError(
-            "encrypted connections between machines need cryptography, which cannot be imported",
-            cause="it is not installed",
-            remedy="pip install 'autopar[tls]'",
-        ) from error
+    missing = ClusterError(
+        "encrypted connections between machines need cryptography, which cannot be imported",
+        cause="it is not installed",
+        remedy="pip install 'autopar[tls]'",
+    )
+    return optional_module(f"cryptography.{module}", "cryptography", missing)
 
 
 def new_identity() -> Identity:

@@ -14,7 +14,7 @@ import numpy as np
 
 from autopar.cluster import Cluster
 from autopar.errors import MicrobatchError, ScheduleError
-from autopar.microbatch import batch_size
+from autopar.microbatch import batch_size, even_counts
 from autopar.schedule import Schedule
 from autopar.search.enumeration.search_space import is_small, stage_counts
 from autopar.search.outcome import Bounded
@@ -107,10 +107,9 @@ def ranked_pairs(
     """
     policy, best = problem.policy.enumeration, problem.policy.partition.ranked_pairs
     stages = stage_counts(problem, schedule)
-    size = batch_size(problem.graph) or 1
-    least = 1 if is_small(problem) else min(stages, default=size)
-    counts = [2**k for k in range(size.bit_length()) if size % 2**k == 0 and 2**k >= least]
-    counts = [n for n in counts if n <= policy.most_ranked_per_stage * max(stages, default=1)]
+    least = 1 if is_small(problem) else min(stages, default=batch_size(problem.graph) or 1)
+    most = policy.most_ranked_per_stage * max(stages, default=1)
+    counts = [n for n in even_counts(problem.graph) if least <= n <= most]
     if len(counts) < 3:
         return []
     by_cost: list[tuple[float, float, int, int]] = []

@@ -1,4 +1,4 @@
-"""What pipelines of a step could reach at best, by the number of their stages.
+"""Least seconds of pipelines of a step, by the number of their stages.
 
 A pipeline of S equal stages on n = D / S devices each takes, with m microbatches of which each takes t on all stages,
 
@@ -17,7 +17,7 @@ from functools import cache
 
 from autopar.cost import LeastWork
 from autopar.errors import ScheduleError
-from autopar.microbatch import batch_size
+from autopar.microbatch import even_counts
 from autopar.search.attention_blocks import block_scores
 from autopar.search.enumeration.candidates import schedule_of
 from autopar.search.enumeration.search_space import stage_counts
@@ -28,23 +28,17 @@ from autopar.search.sure_work import sure_works
 EQUAL_STAGES = "equal stages that send nothing, an estimate"
 
 
-def least_s(problem: Problem, counts: Sequence[int] | None) -> float:
-    """Seconds of the best equal pipeline that communicates nothing inside its stages."""
-    return min(least_by_stages(problem, counts).values(), default=float("inf"))
-
-
 def least_by_stages(
     problem: Problem, counts: Sequence[int] | None, numbers: Sequence[int] | None = None
 ) -> dict[int, float]:
-    """`least_s` by number of stages, of those that some number of microbatches is possible with.
+    """Seconds of the best equal pipeline by number of stages, of those that may run in some number of microbatches.
 
     Args:
         problem: the step in one microbatch.
         counts: numbers of microbatches that may be taken; None for all.
         numbers: of stages; None for those that are worth trying.
     """
-    size = batch_size(problem.graph) or 1
-    possible = counts or [2**k for k in range(size.bit_length()) if size % 2**k == 0]
+    possible = counts or even_counts(problem.graph)
     cluster, cost = problem.cluster, problem.cost_model
     latency_s = min(g.intra.latency_s for g in cluster.groups)
     works: dict[bool, dict[LeastWork, float]] = {False: defaultdict(float), True: defaultdict(float)}

@@ -12,7 +12,7 @@ from autopar.cost import total_flops
 from autopar.ir import Graph
 from autopar.ir.loops import Scan
 from autopar.ir.phases import phase_of
-from autopar.microbatch import batch_size
+from autopar.microbatch import batch_size, even_counts
 from autopar.schedule import Schedule
 from autopar.search.partition.even import even_ends
 from autopar.search.problem import Problem
@@ -59,11 +59,10 @@ def microbatch_counts(problem: Problem) -> list[int]:
 
     Of small models, which are planned in no time, fewer as well: they may be bound by the latency of links.
     """
-    size = batch_size(problem.graph) or 1
     stages = problem.options.num_stages or 2
     policy = problem.policy.enumeration
     least, most = policy.least_microbatches_per_stage * stages, policy.most_microbatches_per_stage * stages
-    counts = [n for k in range(size.bit_length()) if size % (n := 2**k) == 0]
+    counts = even_counts(problem.graph)
     fitting = [n for n in counts if least <= n <= most] or counts[-1:]
     few = [n for n in counts if n <= fitting[-1]] if is_of_few_operators(problem) else []
     return sorted({fitting[0], fitting[-1], *few})

@@ -18,7 +18,7 @@ from autopar.errors import MicrobatchError
 from autopar.ir import Graph, Operator
 from autopar.ir.independent import IndependentBranches, grouped, independent_branches
 from autopar.ir.primitives import is_fusible
-from autopar.microbatch import Microbatching, analyze, batch_size
+from autopar.microbatch import Microbatching, analyze, even_counts
 from autopar.schedule.branches import Branches
 from autopar.search.enumeration.candidates import Candidate, trains
 from autopar.search.enumeration.search_space import is_of_few_operators
@@ -109,8 +109,7 @@ def side_by_side(problem: Problem, source: StageSource) -> Iterator[list[Candida
 
 def _counts(problem: Problem) -> list[int]:
     """Powers of two that divide the batch."""
-    size, most = batch_size(problem.graph) or 1, problem.policy.branches.most_microbatches
-    return [n for k in range(size.bit_length()) if size % (n := 2**k) == 0 and n <= most]
+    return [n for n in even_counts(problem.graph) if n <= problem.policy.branches.most_microbatches]
 
 
 def _cuts(problem: Problem, microbatching: Microbatching, branches: IndependentBranches) -> Iterator[_BranchStages]:

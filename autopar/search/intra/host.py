@@ -103,7 +103,7 @@ def kept_whole(graph: Graph) -> tuple[str, ...]:
 
 
 def kept_by_recomputation(graph: Graph) -> tuple[str, ...]:
-    """That stacks of the state stay on the devices, since a pass that is computed again waits for whole stacks.
+    """A note on stacks of the state that stay on devices, since a pass that is computed again waits for whole stacks.
 
     The barrier before such a pass keeps the compiler from taking the first pass for it.
     """

@@ -17,6 +17,7 @@ import pytest
 
 import autopar
 import autopar.errors
+import autopar.search.job
 from tests.sizes import warnings
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -222,11 +223,11 @@ def test_no_clock_decides_in_the_search_of_pipelines() -> None:
 
 
 def test_a_clock_ends_a_solve_only_where_the_user_says_so() -> None:
-    assert autopar.search.Options().time_limit_s is None
+    assert autopar.search.job.Solving().time_limit_s is None
     for name in ("looks", "restrict"):
         calls = [n for n in ast.walk(parse(ROOT / "autopar" / "search" / f"{name}.py")) if isinstance(n, ast.Call)]
         limits = [ast.unparse(k.value) for c in calls for k in c.keywords if k.arg == "time_limit_s"]
-        assert limits == ["problem.options.time_limit_s"], name
+        assert limits == ["problem.solving.time_limit_s"], name
 
 
 #: Words that are not the field's, with what to say instead: no name of a function, class, argument, field, variable or

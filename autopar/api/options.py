@@ -21,7 +21,7 @@ from autopar.recompute import LEVELS
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.schedule import Schedule, get
 from autopar.schedule.sliced import check_takes_slices
-from autopar.search import strategy_named
+from autopar.search import Request, strategy_named
 from autopar.search.effort import EFFORTS, with_effort
 from autopar.search.policy import SearchPolicy
 
@@ -135,17 +135,15 @@ class ParallelOptions:
         self._check_slices()
 
     @property
-    def form(self) -> dict[str, Any]:
-        """Options of the search on the form of the step; slices of tokens are not recomputed."""
-        remat = "none" if self.token_slices is not None else self.remat or "none"
+    def request(self) -> Request:
+        """Wishes that hold for all that the search states."""
         padding = self.padding and self.search == "alpa"
-        return {
-            "remat": remat,
-            "attention": self.attention,
-            "token_slices": self.token_slices,
-            "padding": padding,
-            "collective_matmul": self.collective_matmul,
-        }
+        return Request(self.attention, padding, self.collective_matmul, self.token_slices)
+
+    @property
+    def remat_asked(self) -> str:
+        """What the search may recompute; of slices of tokens nothing is."""
+        return "none" if self.token_slices is not None else self.remat or "none"
 
     def _check_slices(self) -> None:
         """Raises AutoparError where slices of tokens are asked for in a form, or with an option, that there is not."""

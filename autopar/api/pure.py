@@ -54,7 +54,7 @@ from autopar.runtime.loaded import LoadedProgram
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.runtime.ray.program import load_remote
 from autopar.schedule.without_flush import check_flush, flushes, updates_apart
-from autopar.search import Options, Problem, Reporting, Strategy, Subproblem, strategy_named
+from autopar.search import Job, Problem, Reporting, Strategy, Subproblem, strategy_named
 from autopar.search.again import SearchedAgain
 from autopar.search.cache import PlanCache, plan_cache
 from autopar.search.clock import Clock
@@ -227,7 +227,7 @@ class PureFunction:
     def _searched(self, traced: Traced, limit_bytes: int | None) -> tuple[Traced, Plan]:
         problem, step = self.searched(traced, limit_bytes)
         step.meter.add(Work.TRACED, len(traced.graph.operators))
-        is_staged = problem.subproblem.on_workers or problem.options.names_pipeline
+        is_staged = problem.subproblem.on_workers or problem.names_pipeline
         search = self._planner.on_workers if is_staged else self._planner.plan
         plan = search(problem, step, self._counts(traced.graph))
         return step.form_of(plan), about(plan, traced)
@@ -247,15 +247,15 @@ class PureFunction:
         return Planner(self._strategy(), self._cache, isinstance(search, str | Budgeted), self.options.time_limit_s)
 
     def _whole_problem(self, traced: Traced, limit_bytes: int | None) -> Problem:
-        """The problem with all options of the user; those that are None are free."""
+        """The problem with all that the user decided and wishes; what is None is free."""
         o = self.options
         on_workers, asked = isinstance(o.cluster, RayCluster), stages_asked(o)
         problem = self.problem(traced, limit_bytes)
         if asked is None and takes_one_stage(o, problem.cluster):
             asked = 1
-        options = replace(problem.options, num_stages=asked, schedule=o.schedule, **o.form)
+        job = replace(problem.job, num_stages=asked, schedule=o.schedule, remat=o.remat_asked)
         subproblem = Subproblem(uniform_stages=on_workers and o.num_stages == "auto", on_workers=on_workers)
-        return replace(problem, options=options, subproblem=subproblem)
+        return replace(problem, request=o.request, job=job, subproblem=subproblem)
 
     def _counts(self, graph: Graph) -> list[int] | None:
         """Numbers of microbatches that may be taken, the first is wanted; None where all may."""
@@ -282,7 +282,7 @@ class PureFunction:
             traced.graph,
             cluster,
             CostModel(cluster),
-            Options(
+            job=Job(
                 mesh_shape=o.mesh_shape or placed.mesh_shape,
                 memory_limit_bytes=memory_limit_bytes,
                 donated=donated,
@@ -434,15 +434,15 @@ class PureFunction:
         step = self._step(traced, cluster, split_step)
         whole = self._whole_problem(traced, o.memory_limit_bytes)
         problem = replace(whole, cluster=cluster, cost_model=whole.cost_model.on(cluster))
-        asked, side_by_side = replace(problem.options, num_stages=stages), asks_for_branches(before.schedule)
+        asked, side_by_side = replace(problem.job, num_stages=stages), asks_for_branches(before.schedule)
         try:
             if side_by_side:
                 return self._planner.branches(problem, step, [before.num_microbatches])
-            like = replace(problem, options=asked)
+            like = replace(problem, job=asked)
             return self._planner.pipeline(like, step, [before.num_microbatches])
         except (InfeasiblePlanError, MicrobatchError, ScheduleError):
-            free = replace(problem.options, num_stages=stages if side_by_side else None, schedule="auto")
-            return self._planner.pipeline(replace(problem, options=free), step, None)
+            free = replace(problem.job, num_stages=stages if side_by_side else None, schedule="auto")
+            return self._planner.pipeline(replace(problem, job=free), step, None)
 
     def _keep(
         self, signature: CallSignature, traced: Traced, plan: Plan, clock: Clock, local: LoadedProgram

@@ -4,20 +4,22 @@ from autopar.plan import Plan
 from autopar.search.alpa import alpa
 from autopar.search.compare import Budget, Comparison
 from autopar.search.files import load_problem, save_problem
+from autopar.search.job import Job, Request
 from autopar.search.manual import Manual
-from autopar.search.problem import Options, Problem, Reporting, Subproblem
+from autopar.search.problem import Problem, Reporting, Subproblem
 from autopar.search.progress import Progress
 from autopar.search.registry import Strategy, cuts_stages, register, strategies, strategy_named
 
 __all__ = [
     "Budget",
     "Comparison",
+    "Job",
     "Manual",
-    "Options",
     "Plan",
     "Problem",
     "Progress",
     "Reporting",
+    "Request",
     "Strategy",
     "Subproblem",
     "alpa",

@@ -84,7 +84,7 @@ class SearchedAgain:
         if not np.isfinite(nodes[at].costs).any():
             return Considered("", None, None, "nothing else is possible here")
         restricted = replace(program.problem, nodes=tuple(nodes))
-        solution = solve(restricted, HighsSolver(max_nodes=problem.policy.meshes.most_nodes), seed=problem.options.seed)
+        solution = solve(restricted, HighsSolver(max_nodes=problem.policy.meshes.most_nodes), seed=problem.solving.seed)
         if not solution.found:
             limit = bytes_text(problem.memory_limit_bytes)
             return Considered("", None, None, f"nothing else was found within {limit} a device")

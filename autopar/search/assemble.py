@@ -61,7 +61,7 @@ def assemble(
         cluster_name=str(cluster),
         step_time=stage.step_time,
         peak_memory=sharding.memory.total,
-        num_microbatches=problem.options.num_microbatches or 1,
+        num_microbatches=problem.job.num_microbatches or 1,
         schedule="none",
         stages=(stage,),
         inputs=_inputs(graph, sharding),
@@ -83,7 +83,7 @@ def assemble(
         ),
         memory_bound=sharding.memory_bound,
         memory_limit=problem.memory_limit_bytes,
-        donated=tuple(i.name for i in graph.inputs if i.name in problem.options.donated),
+        donated=tuple(i.name for i in graph.inputs if i.name in problem.job.donated),
     )
     return Plan(content, clock.phases())
 
@@ -106,7 +106,7 @@ def _stage(problem: Problem, sharding_problem: ShardingProblem, sharding: Shardi
         weight_stash_bytes=sharding.weight_stash_bytes,
         accumulation_bytes=sharding.accumulation_bytes,
         state_bytes=sharding.state_bytes,
-        form=StepForm(microbatches=problem.options.num_microbatches or 1, slices_ahead=sharding.slices_ahead),
+        form=StepForm(microbatches=problem.job.num_microbatches or 1, slices_ahead=sharding.slices_ahead),
         thresholds=None if joined is None else CombinedBytes(int(joined.combine_bytes), int(joined.gather_bytes)),
         axis_roles=axis_roles(problem.graph, sharding_problem.mesh.axes, sharding.operators),
     )
@@ -133,7 +133,7 @@ def step_bound_s(problem: Problem, sharding_problem: ShardingProblem, lower_boun
     what joining collectives saves; and no step is shorter than what the fastest choices of all operators compute.
     """
     cost = problem.cost_model
-    hides = problem.options.collective_matmul != "none" and cost.computes_while_sending
+    hides = problem.request.collective_matmul != "none" and cost.computes_while_sending
     least_s = float(sum(s.seconds.min() for s in sharding_problem.sites))
     if lower_bound is None or not (cost.knows_kernels or hides):
         return lower_bound

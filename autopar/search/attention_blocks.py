@@ -10,9 +10,9 @@ from autopar.search.problem import Problem
 
 def block_scores(problem: Problem) -> int:
     """Scores of one head from which attention runs in blocks, where some of the step does; else 0."""
-    if problem.options.attention == "plain":
+    if problem.request.attention == "plain":
         return 0
-    least = 1 if problem.options.attention == "blocks" else problem.policy.attention.least_scores
+    least = 1 if problem.request.attention == "blocks" else problem.policy.attention.least_scores
     return least if _has_cores(problem.graph, least) else 0
 
 
@@ -26,9 +26,9 @@ def stage_block_scores(problem: Problem, one_stage: Plan | None) -> int:
         problem: the whole step.
         one_stage: its plan of one stage; None before there is one, or where none fits.
     """
-    if problem.options.token_slices is not None:
+    if problem.request.token_slices is not None:
         return 0
-    plain = problem.options.attention == "auto" and one_stage is not None and not one_stage.stages[0].form.block_scores
+    plain = problem.request.attention == "auto" and one_stage is not None and not one_stage.stages[0].form.block_scores
     return 0 if plain else block_scores(problem)
 
 

@@ -98,5 +98,5 @@ def _best_grid(problem: Problem, name: str, zero: int) -> Plan:
 def _on_one_axis(problem: Problem, name: str, allowed: Allowed) -> Plan:
     clock = Clock()
     (mesh,) = problem.cluster.logical_meshes((problem.cluster.num_devices,))
-    meshes_that_hold((mesh,), problem.graph, problem.options.constraints)
+    meshes_that_hold((mesh,), problem.graph, problem.job.constraints)
     return restricted_plan(problem, solve_restricted(problem, mesh, allowed, clock), name, clock)

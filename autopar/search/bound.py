@@ -47,20 +47,20 @@ class Freedom:
     @staticmethod
     def of(problem: Problem) -> Freedom:
         """The freedom that a problem leaves: `autopar.search.decision`."""
-        o, devices, asked = problem.options, problem.cluster.num_devices, problem.options.num_stages
-        on_one_mesh = o.mesh_shape is not None and math.prod(o.mesh_shape) == devices
-        on_one_mesh = on_one_mesh and o.schedule in ("auto", "none") and not unread_effects(problem.graph)
+        job, devices, asked = problem.job, problem.cluster.num_devices, problem.job.num_stages
+        on_one_mesh = job.mesh_shape is not None and math.prod(job.mesh_shape) == devices
+        on_one_mesh = on_one_mesh and job.schedule in ("auto", "none") and not unread_effects(problem.graph)
         several = 0 if devices == 1 or on_one_mesh else devices
-        count, size = o.num_microbatches, batch_size(problem.graph)
+        count, size = job.num_microbatches, batch_size(problem.graph)
         return Freedom(
             one_stage=asked is None or asked == 1,
             most_stages=several if asked is None else asked if asked > 1 else 0,
             block_scores=block_scores(problem),
-            updates_on_hosts=o.offload in ("auto", "update"),
-            is_synchronous=not o.names_pipeline,
+            updates_on_hosts=job.offload in ("auto", "update"),
+            is_synchronous=not problem.names_pipeline,
             # The last batch of a data set may be smaller, and take another number.
             microbatches=count if count is not None and size and size % count == 0 else None,
-            sends=o.schedule in ("auto", "none"),
+            sends=job.schedule in ("auto", "none"),
         )
 
 

@@ -107,7 +107,7 @@ def _busiest_s(plan: Plan, candidate: Candidate) -> float:
 
 
 def _no_branches(problem: Problem) -> InfeasiblePlanError:
-    stages = problem.options.num_stages
+    stages = problem.job.num_stages
     return InfeasiblePlanError(
         f"{problem.graph.name} has no independent branches that may run side by side"
         + ("" if stages is None else f" in {stages} stages"),

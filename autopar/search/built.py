@@ -9,15 +9,14 @@ import math
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 
-from autopar.cluster import Cluster, LogicalMesh
-from autopar.cost import CostModel
+from autopar.cluster import LogicalMesh
 from autopar.ir import Graph
 from autopar.search.clock import Clock
 from autopar.search.intra import ShardingProblem, build
 from autopar.search.intra.memory import IN_FLIGHT
-from autopar.search.policy import SearchPolicy, StagePolicy
-from autopar.search.problem import Options, Problem, Subproblem
-from autopar.search.problem_data import key_of_asked
+from autopar.search.policy import StagePolicy
+from autopar.search.problem import Problem
+from autopar.search.problem_data import Asked
 from autopar.solver import Solution, first_look
 from autopar.solver.goal import PLAN_GAP, Goal
 from autopar.solver.meter import Meter
@@ -26,37 +25,26 @@ from autopar.solver.meter import Meter
 _BUILT, _MOST = "built", 4
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """All of a problem but its graph, its memory limit, the meshes that it may take, the seconds that its plan must
-    stay below and how many microbatches are in flight, where there are some."""
-
-    cluster: Cluster
-    cost_model: CostModel
-    options: Options
-    policy: SearchPolicy
-    subproblem: Subproblem
-
-    @staticmethod
-    def of(problem: Problem) -> _Asked:
-        # What may lie in host memory is measured by the limit.
-        options, subproblem = problem.options, problem.subproblem
-        limit = None if options.offload == "none" else problem.memory_limit_bytes
-        # Looks and exact plans state the same.
-        meshes = replace(problem.policy.meshes, looks_only=False)
-        return _Asked(
-            problem.cluster,
-            problem.cost_model,
-            replace(options, memory_limit_bytes=limit, mesh_shape=None),
-            replace(problem.policy, meshes=meshes, stages=StagePolicy()),
-            replace(
-                subproblem,
-                cutoff_s=math.inf,
-                tried_stages=None,
-                ample_memory=False,
-                extra_in_flight=min(1, subproblem.extra_in_flight),
-            ),
-        )
+def _asked(problem: Problem) -> Asked:
+    """All of a problem but its memory limit, the meshes that it may take, the seconds that its plan must stay below and
+    how many microbatches are in flight, where there are some."""
+    asked = Asked.of(problem)
+    # What may lie in host memory is measured by the limit.
+    limit = None if problem.job.offload == "none" else problem.memory_limit_bytes
+    # Looks and exact plans state the same.
+    meshes = replace(problem.policy.meshes, looks_only=False)
+    return replace(
+        asked,
+        job=replace(asked.job, memory_limit_bytes=limit, mesh_shape=None),
+        policy=replace(asked.policy, meshes=meshes, stages=StagePolicy()),
+        subproblem=replace(
+            asked.subproblem,
+            cutoff_s=math.inf,
+            tried_stages=None,
+            ample_memory=False,
+            extra_in_flight=min(1, asked.subproblem.extra_in_flight),
+        ),
+    )
 
 
 @dataclass(eq=False)
@@ -75,7 +63,7 @@ class BuiltProblems:
     """
 
     graph: Graph
-    asked: _Asked
+    asked: Asked
     in_flight: int
     problems: dict[tuple[LogicalMesh, bool], ShardingProblem] = field(default_factory=dict)
     looks: dict[tuple[LogicalMesh, float], Solution | None] = field(default_factory=dict)
@@ -120,14 +108,14 @@ def built_for(problem: Problem) -> BuiltProblems:
     Args:
         problem: to be sharded.
     """
-    last, asked = problem.memo.get(_BUILT), _Asked.of(problem)
+    last, asked = problem.memo.get(_BUILT), _asked(problem)
     if not isinstance(last, _LastBuilt):
         last = _LastBuilt()
     for built in last.problems:
         if built.graph is problem.graph and built.asked == asked:
             return built
-    key = key_of_asked(problem.graph, asked.cluster, asked.cost_model, asked.options, asked.subproblem, asked.policy)
-    built = BuiltProblems(problem.graph, asked, problem.subproblem.extra_in_flight, key=key)
+    in_flight, key = problem.subproblem.extra_in_flight, asked.key(problem.graph)
+    built = BuiltProblems(problem.graph, asked, in_flight, key=key)
     problem.memo.keep(_BUILT, _LastBuilt([*last.problems[1 - _MOST :], built]))
     return built
 

@@ -12,6 +12,7 @@ from autopar.errors import AutoparError
 from autopar.plan import Plan
 from autopar.plan.columns import table
 from autopar.plan.text import bytes_text, gap_text, seconds_text
+from autopar.search.job import Solving
 from autopar.search.outcome import within_reach
 from autopar.search.problem import Problem
 from autopar.search.progress import Progress
@@ -23,7 +24,7 @@ STANDARD = ("alpa", "data-parallel", "zero1", "zero3", "megatron")
 
 @dataclass(frozen=True)
 class Budget:
-    """What every strategy may spend; see `autopar.search.Options`.
+    """What every strategy may spend; see `autopar.search.job.Solving`.
 
     Args:
         time_limit_s: seconds for one mesh; None waits.
@@ -53,9 +54,9 @@ class Budgeted:
     def __call__(self, problem: Problem) -> Plan:
         """The strategy's plan for ``problem``, whose own budget and seed do not count."""
         b = self.budget
-        options = replace(problem.options, time_limit_s=b.time_limit_s, steps=b.steps, seed=self.seed)
+        solving = Solving(b.time_limit_s, b.steps, self.seed)
         reporting = replace(problem.reporting, progress=self.seen.append)
-        return within_reach(self.strategy(replace(problem, options=options, reporting=reporting)))
+        return within_reach(self.strategy(replace(problem, solving=solving, reporting=reporting)))
 
 
 @dataclass(frozen=True)

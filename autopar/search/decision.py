@@ -86,24 +86,24 @@ class Decision:
         Args:
             tries_pipelines: whether pipelines are planned next to one stage where the number of stages is free.
         """
-        problem, o, devices = self.problem, self.problem.options, self.problem.cluster.num_devices
-        if asks_for_branches(o.schedule):
+        problem, job, devices = self.problem, self.problem.job, self.problem.cluster.num_devices
+        if asks_for_branches(job.schedule):
             return (self.branches(),)
-        if (o.num_stages or 1) > 1 or (o.num_stages is None and devices > 1 and cuts_stages(self.strategy)):
+        if (job.num_stages or 1) > 1 or (job.num_stages is None and devices > 1 and cuts_stages(self.strategy)):
             return (self.pipelines(),)
         tries_pipelines = tries_pipelines and not names_one_stage(self.strategy)
-        if o.num_stages is not None or not tries_pipelines or devices == 1:
+        if job.num_stages is not None or not tries_pipelines or devices == 1:
             return (self._exact_stage(),)
-        if o.schedule not in ("auto", "none"):
+        if job.schedule not in ("auto", "none"):
             return (self.pipelines(), self._exact_stage(WORK))
         if unread_effects(problem.graph):
             return (self._one_stage(), self.pipelines(LeftOut("stages would leave out what the step prints")))
-        if o.mesh_shape is not None and math.prod(o.mesh_shape) == devices:
+        if job.mesh_shape is not None and math.prod(job.mesh_shape) == devices:
             return (self._exact_stage(),)
         several: tuple[OpenRegion, ...] = (self.pipelines(self._without_overlap()),)
-        if o.schedule == "auto" and has_branches(problem):
+        if job.schedule == "auto" and has_branches(problem):
             several = (*several, self.branches())
-        if o.schedule == "auto" and is_large(problem):
+        if job.schedule == "auto" and is_large(problem):
             even = self._even()
             first = problem.cluster.num_nodes > problem.policy.sizes.many_nodes
             return (even, self._one_stage(), *several) if first else (self._one_stage(), even, *several)
@@ -116,10 +116,10 @@ class Decision:
         many.
         """
         problem = self.problem
-        if asks_for_branches(problem.options.schedule):
+        if asks_for_branches(problem.job.schedule):
             return (self.branches(),)
-        free = problem.subproblem.uniform_stages and problem.options.schedule == "auto"
-        free = free and problem.options.token_slices is None and problem.cluster.num_nodes > 1
+        free = problem.subproblem.uniform_stages and problem.job.schedule == "auto"
+        free = free and problem.request.token_slices is None and problem.cluster.num_nodes > 1
         free = free and not cuts_stages(self.strategy) and not names_one_stage(self.strategy)
         return (self.pipelines(), self.branches()) if free and has_branches(problem) else (self.pipelines(),)
 
@@ -179,8 +179,8 @@ class Decision:
         Args:
             only_without: see `OpenRegion`.
         """
-        o = self.problem.options
-        free = o.num_stages is None and schedule_of(self.problem).chunks == 1
+        job = self.problem.job
+        free = job.num_stages is None and schedule_of(self.problem).chunks == 1
         if not free or (cuts_stages(self.strategy) and not is_large(self.problem)):
             return replace(self._stages(None), only_without=only_without)
 
@@ -261,7 +261,7 @@ class Decision:
             least_s, expected_s = equal.least_s([count], left), equal.step_s(count)
             region = self._stages(stages, count)
             yield replace(region, relaxation=relaxation, least_s=least_s, expected_s=expected_s)
-            if self.problem.options.schedule != "auto" or count % stages:
+            if self.problem.job.schedule != "auto" or count % stages:
                 continue
             for chunks in policy.schedules.ranked_chunks:
                 if may_have_stages(self.problem, stages * chunks):
@@ -272,24 +272,24 @@ class Decision:
         workers = equal.stages
         seconds = equal.step_s(count, chunks, unevenness(self.problem, workers * chunks))
         schedule = get("interleaved", chunks=chunks)
-        options = replace(self.problem.options, num_stages=workers * chunks, schedule=schedule)
-        asked = replace(self, problem=replace(self.problem, options=options))
+        job = replace(self.problem.job, num_stages=workers * chunks, schedule=schedule)
+        asked = replace(self, problem=replace(self.problem, job=job))
         relaxation = Relaxation(_INTERLEAVED, self.problem.policy.effort.interleaved)
-        region = asked._stages(None, count)  # as many as its options say
+        region = asked._stages(None, count)  # as many as its job says
         return replace(region, relaxation=relaxation, least_s=seconds, expected_s=seconds)
 
     def _stages(self, stages: int | None, count: int | None = None) -> OpenRegion:
         """Pipelines with a number of stages and of microbatches; None for what the problem says."""
-        o, counts = self.problem.options, self.counts if count is None else [count]
+        job, counts = self.problem.job, self.counts if count is None else [count]
 
         def expand(known: Known) -> Expansion | Bounded:
             problem = self._below(known, None if stages is None else (stages,))
             plan = self._several.pipeline(problem, counts)
             return plan if isinstance(plan, Bounded) else Expansion(plan)
 
-        schedule = "" if isinstance(o.schedule, str) else o.schedule.name
+        schedule = "" if isinstance(job.schedule, str) else job.schedule.name
         microbatches = () if count is None else (count,)
-        return OpenRegion(Region("pipeline", self._numbers(stages or o.num_stages), microbatches, schedule), expand)
+        return OpenRegion(Region("pipeline", self._numbers(stages or job.num_stages), microbatches, schedule), expand)
 
     def _even(self) -> OpenRegion:
         """Even stages, nothing of which is compared: a plan within seconds, where there is none yet."""
@@ -308,7 +308,7 @@ class Decision:
             plan = self._several.branches(self._below(known), self.counts)
             return plan if isinstance(plan, Bounded) else Expansion(plan)
 
-        region = Region("branches", self._numbers(self.problem.options.num_stages))
+        region = Region("branches", self._numbers(self.problem.job.num_stages))
         least_s, relaxation = self._bound_s(several=True), Relaxation(WORK, self.problem.policy.effort.work)
         return OpenRegion(region, expand, relaxation, least_s, least_s, only_without=self._without_overlap())
 

@@ -1,4 +1,4 @@
-"""Problems as files: graph, cluster and options, so that searches are compared on the same things."""
+"""Problems as files: graph, cluster and job, so that searches are compared on the same things."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from autopar.ir.parse import GraphSyntaxError, parse_graph
 from autopar.ir.text import graph_text
 from autopar.ir.verify import verify
 from autopar.search.constraints import Constraint
-from autopar.search.problem import Options, Problem
+from autopar.search.job import Job
+from autopar.search.problem import Problem
 
 _VERSION = 1
 
@@ -26,18 +27,18 @@ def save_problem(problem: Problem, path: str | os.PathLike[str]) -> None:
 
     What limits a search (time, steps, seed) is not in it, nor is the source: one stage is planned of what is read.
     """
-    o = problem.options
+    job = problem.job
     data = {
         "autopar_problem": _VERSION,
         "cluster": json.loads(problem.cluster.to_json()),
         "options": {
-            "donated": sorted(o.donated),
-            "memory_limit_bytes": o.memory_limit_bytes,
-            "mesh_shape": None if o.mesh_shape is None else list(o.mesh_shape),
-            "num_microbatches": o.num_microbatches,
+            "donated": sorted(job.donated),
+            "memory_limit_bytes": job.memory_limit_bytes,
+            "mesh_shape": None if job.mesh_shape is None else list(job.mesh_shape),
+            "num_microbatches": job.num_microbatches,
             **(
-                {"constraints": [[c.value, list(c.shards), c.text, c.axes] for c in o.constraints]}
-                if o.constraints
+                {"constraints": [[c.value, list(c.shards), c.text, c.axes] for c in job.constraints]}
+                if job.constraints
                 else {}
             ),
         },
@@ -60,7 +61,7 @@ def load_problem(path: str | os.PathLike[str]) -> Problem:
         cluster = Cluster.from_dict(data["cluster"])
         o = data["options"]
         shape = o["mesh_shape"]
-        options = Options(
+        job = Job(
             mesh_shape=None if shape is None else tuple(shape),
             memory_limit_bytes=o["memory_limit_bytes"],
             donated=frozenset(o["donated"]),
@@ -72,7 +73,7 @@ def load_problem(path: str | os.PathLike[str]) -> Problem:
             f"{os.fspath(path)} holds no problem: {error}", remedy="write it with save_problem"
         ) from error
     verify(graph)
-    return Problem(graph, cluster, CostModel(cluster), options)
+    return Problem(graph, cluster, CostModel(cluster), job=job)
 
 
 def _constraint(value: str, shards: list[int], text: str, axes: list[list[str]] | None) -> Constraint:

@@ -77,9 +77,9 @@ def first_plan(
 
 def may_be_even(problem: Problem) -> bool:
     """Whether a first pipeline is planned: of a large step whose number of stages or microbatches is free."""
-    o = problem.options
-    free = o.num_stages is None or o.num_microbatches is None
-    asked = o.schedule != "auto" or o.shared_stages is not None or o.names_pipeline
+    job = problem.job
+    free = job.num_stages is None or job.num_microbatches is None
+    asked = job.schedule != "auto" or job.shared_stages is not None or problem.names_pipeline
     return free and not asked and len(problem.cluster.groups) == 1 and not is_small(problem)
 
 
@@ -142,7 +142,7 @@ def even_candidates(problem: Problem, source: StageSource, most: int | None) -> 
     for stages in counts[:most]:
         size = cluster.num_devices // stages
         node = math.gcd(size, cluster.groups[0].devices_per_node)
-        count = problem.options.num_microbatches or _microbatches(problem, stages, size // node)
+        count = problem.job.num_microbatches or _microbatches(problem, stages, size // node)
         try:
             microbatching = source.microbatches(count)
             layers = layers_of(problem, source, count, stages, fewest_blocks(problem, stages))

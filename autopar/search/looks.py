@@ -38,8 +38,8 @@ class Looked:
 
 def meshes_of(problem: Problem) -> tuple[LogicalMesh, ...]:
     """The meshes that may be taken."""
-    every = problem.cluster.logical_meshes(problem.options.mesh_shape)
-    return meshes_that_hold(every, problem.graph, problem.options.constraints)
+    every = problem.cluster.logical_meshes(problem.job.mesh_shape)
+    return meshes_that_hold(every, problem.graph, problem.job.constraints)
 
 
 def _order(problem: Problem, meshes: Sequence[LogicalMesh]) -> list[int]:
@@ -195,8 +195,8 @@ def solve_mesh(
     return solve(
         choices,
         HighsSolver(max_nodes=problem.policy.meshes.most_nodes),
-        time_limit_s=problem.options.time_limit_s,
-        seed=problem.options.seed,
+        time_limit_s=problem.solving.time_limit_s,
+        seed=problem.solving.seed,
         known=known,
         binds=binds,
         goal=Goal(gap, cutoff_s),

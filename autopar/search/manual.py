@@ -125,12 +125,12 @@ class Manual:
                 cause="the problem was made from a graph alone" if problem.source is None else "pp must divide them",
                 remedy="plan by autopar.parallelize(...).plan(...), with pp * tp * cp * dp devices",
             )
-        schedule = problem.options.schedule
+        schedule = problem.job.schedule
         if schedule in ("auto", "none"):
             schedule = get("interleaved", chunks=self.chunks) if self.chunks > 1 else "1f1b"
-        options = replace(problem.options, num_stages=stages, schedule=schedule, remat=self._remat(problem))
-        staged = replace(problem, options=options)
-        count = options.num_microbatches or microbatch_counts(staged)[0]
+        job = replace(problem.job, num_stages=stages, schedule=schedule, remat=self._remat(problem))
+        staged = replace(problem, job=job)
+        count = job.num_microbatches or microbatch_counts(staged)[0]
         policy = problem.policy.enumeration
         wanted = min(policy.layers_per_stage * stages, max(stages, policy.most_layers))
         layers = cluster(problem.graph, problem.source.microbatches(count), wanted, fewest=stages)
@@ -172,7 +172,7 @@ class Manual:
 
     def _remat(self, problem: Problem) -> Level:
         """The level of recomputation: that of ``recompute``, or the one that ``parallelize(remat=)`` asks for."""
-        asked, named = problem.options.remat, self.recompute
+        asked, named = problem.job.remat, self.recompute
         level = next(level for level in LEVELS if level == named)
         if asked in ("auto", "none", named):
             return level

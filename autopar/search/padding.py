@@ -24,7 +24,7 @@ def paddings_of(problem: Problem, plan: Plan) -> list[tuple[PaddedDim, ...]]:
     """
     stage = plan.stages[0]
     by_layer = stage.form.layered_update or stage.form.backward_update
-    if by_layer or stage.host_bytes or problem.options.offload in ("layers", "update"):
+    if by_layer or stage.host_bytes or problem.job.offload in ("layers", "update"):
         return []
     classes = paddings(problem)
     return classes if plan.num_microbatches == 1 else [dims for dims in classes if not _pads_batch(problem.graph, dims)]
@@ -42,7 +42,7 @@ def paddings(problem: Problem) -> list[tuple[PaddedDim, ...]]:
     Each is a plan of its own: of a step of hundreds of operators the largest class is tried alone, of a large one none.
     """
     policy, shards = problem.policy.padding, problem.cluster.num_devices
-    if not problem.options.padding or shards == 1:
+    if not problem.request.padding or shards == 1:
         return []
     padded_classes = candidates(problem.graph, shards, policy.most_waste)
     if not padded_classes:

@@ -158,7 +158,7 @@ def nothing_planned(problem: Problem, trials: Trials[PipelineTrial, Plan], close
     failures: list[InfeasiblePlanError | MicrobatchError] = [*trials.failures.values(), *trials.impossible.values()]
     if failures:
         cause = failures[0].__cause__
-        raise cause if isinstance(cause, ConstraintError) and problem.options.num_stages is not None else failures[0]
+        raise cause if isinstance(cause, ConstraintError) and problem.job.num_stages is not None else failures[0]
     if trials.bounded is not None:
         return trials.bounded
     if closed:
@@ -181,7 +181,7 @@ def nothing_planned(problem: Problem, trials: Trials[PipelineTrial, Plan], close
             cause="a loop of your own over parts of the batch that adds up gradients, or layers that share parameters",
             remedy=f"the gradient of the whole batch with num_microbatches={times}, not the loop; or num_stages=1",
         )
-    asked, devices = problem.options.num_stages, problem.cluster.num_devices
+    asked, devices = problem.job.num_stages, problem.cluster.num_devices
     if asked is not None and asked > devices:
         raise InfeasiblePlanError(
             f"{problem.graph.name} cannot be cut into {asked} stages on the {devices} devices of "

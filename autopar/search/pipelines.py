@@ -73,14 +73,16 @@ def _best(
     problem: Problem, source: StageSource, intra: Callable[[Problem], Plan | Bounded], pool: WorkerPool
 ) -> Plan | Bounded:
     """`pipeline`, with a pool of workers."""
-    clock, o = Clock(), problem.options
+    clock, job = Clock(), problem.job
     with clock.phase("slice"):
-        slicings = all_slicings(problem, source) if o.shared_stages is None else None
+        slicings = all_slicings(problem, source) if job.shared_stages is None else None
     search = PipelineSearch(problem, source, intra if slicings is None else CachedPlanner(intra), pool, clock)
     trials: Trials[PipelineTrial, Plan] = Trials(search.attempt)
     plans: list[Plan] = []
-    if o.shared_stages is not None:
-        plans = trials.run(map(PipelineTrial, shared_candidates(problem, source, o.shared_stages)), ends=lambda _: True)
+    if job.shared_stages is not None:
+        plans = trials.run(
+            map(PipelineTrial, shared_candidates(problem, source, job.shared_stages)), ends=lambda _: True
+        )
     elif slicings is not None:
         cutoff_s = problem.subproblem.cutoff_s
         for slicing in slicings:
@@ -89,7 +91,7 @@ def _best(
             plans += [p for plan in planned for p in trials.run(_under_other_schedules(problem, slicing, plan))]
     else:
         plans = _of_few_slicings(search, trials)
-    if plans and o.schedule == "auto" and o.num_stages is None and _may_win(problem, plans):
+    if plans and job.schedule == "auto" and job.num_stages is None and _may_win(problem, plans):
         # Several stages on each worker are equal runs on equal submeshes.
         equal = [plan for plan in plans if problem.cluster.num_devices % plan.num_stages == 0]
         if equal:
@@ -101,10 +103,10 @@ def _best(
 
 def _of_few_slicings(search: PipelineSearch, trials: Trials[PipelineTrial, Plan]) -> list[Plan]:
     """Plans of the slicings of the least estimates, then with half and twice the microbatches of the fastest."""
-    problem, o = search.problem, search.problem.options
-    if o.num_microbatches is None and not is_small(problem):
+    problem, job = search.problem, search.problem.job
+    if job.num_microbatches is None and not is_small(problem):
         return _of_the_fastest_sketch(search, trials)
-    both_given = o.num_stages is not None and o.num_microbatches is not None
+    both_given = job.num_stages is not None and job.num_microbatches is not None
     # Of a small step all are kept, for the record; of others those alone that are faster than the ones before.
     seconds = None if is_small(problem) else seconds_of
     known = [plan for plan, _ in _first(search)]
@@ -115,7 +117,7 @@ def _of_few_slicings(search: PipelineSearch, trials: Trials[PipelineTrial, Plan]
         plans = trials.run(some, seconds=seconds, cutoff_s=cutoff_s, ends=lambda _: both_given)
         if plans or (known and trials.bounded is not None):
             break
-    if not plans or o.num_microbatches is not None:
+    if not plans or job.num_microbatches is not None:
         return plans or known
     before = 0
     while before < len(plans) and _may_win(problem, plans):
@@ -228,9 +230,9 @@ def _neighbours(problem: Problem, source: StageSource, plans: Sequence[Plan], po
     planned = {(p.num_stages, p.num_microbatches) for p in plans}
     for count in (best.num_microbatches // 2, 2 * best.num_microbatches):
         if count and (best.num_stages, count) not in planned:
-            options = replace(problem.options, num_stages=best.num_stages, num_microbatches=count)
+            job = replace(problem.job, num_stages=best.num_stages, num_microbatches=count)
             with contextlib.suppress(MicrobatchError, ScheduleError):
-                some = candidates(replace(problem, options=options), source, None, pool, False)
+                some = candidates(replace(problem, job=job), source, None, pool, False)
                 yield from () if isinstance(some, Bounded) else itertools.islice(some, 1)
 
 
@@ -241,7 +243,7 @@ def _under_other_schedules(problem: Problem, candidate: Candidate, plan: Plan) -
     """
     policy = problem.policy.schedules
     short = policy.most_activation_growth * plan.peak_memory >= problem.memory_limit_bytes
-    if problem.options.schedule == "auto" and short:
+    if problem.job.schedule == "auto" and short:
         below_s = launched_s(problem, plan, plan.schedule, candidate) - policy.least_gain * plan.step_time
         for name in policy.one_stage_per_worker:
             yield PipelineTrial(replace(candidate, schedule=get(name)), below_s, is_optional=True)

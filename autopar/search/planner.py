@@ -121,7 +121,7 @@ def _fastest(problem: Problem, regions: Regions) -> Plan:
 def _searched(plan: Plan, problem: Problem, step: StepSource, meter: Meter, trail: Trail) -> Plan:
     """A plan with the work units and the trail of its search."""
     meter.merge(step.meter)
-    devices, asked = problem.cluster.num_devices, problem.options.num_stages
+    devices, asked = problem.cluster.num_devices, problem.job.num_stages
     rule = _rule(problem) if asked is None else f"num_stages={asked} is asked for"
     known = trail.covered()
     if others := [n for n in range(1, devices + 1) if n not in known]:

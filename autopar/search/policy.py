@@ -367,7 +367,7 @@ class ResearchPolicy:
     """Numbers of the strategies that search by trying (`autopar.search.research`), as the papers have them or chosen.
 
     Args:
-        steps: choices evaluated on one mesh, unless `Options.steps` says otherwise.
+        steps: choices evaluated on one mesh, unless `Solving.steps` says otherwise.
         exhaustive_steps: likewise for exhaustive search, which takes a second for a million.
         draws: random choices evaluated at a time.
         population, elite, mutants, elite_bias: of the genetic algorithm (Goncalves and Resende, 2011): individuals,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from autopar.cluster import Cluster
 from autopar.cost import CostModel
@@ -13,7 +12,7 @@ from autopar.ir import Graph
 from autopar.plan import Plan
 from autopar.schedule.without_flush import updates_apart
 from autopar.search.anytime import Anytime
-from autopar.search.constraints import Constraint, SharedStages
+from autopar.search.job import Job, Request, Solving
 from autopar.search.memo import Memo
 from autopar.search.policy import SearchPolicy
 from autopar.search.progress import Progress
@@ -21,59 +20,6 @@ from autopar.search.source import StageSource
 from autopar.search.trail import Trail
 from autopar.search.work import units_of
 from autopar.solver.meter import Meter
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the user asked for.
-
-    Args:
-        mesh_shape: sizes of the only logical mesh to consider; None considers all.
-        memory_limit_bytes: bytes a device; None takes the memory of the smallest device.
-        donated: names of the inputs whose buffers the program may reuse.
-        num_microbatches: parts of the batch; None for any number.
-        num_stages: pipeline stages; None for any number.
-        schedule: name of the pipeline schedule, a `autopar.schedule.Schedule`, or "auto".
-        time_limit_s: seconds that the solver may take for one mesh, for who wants an answer by then: another run may
-            differ. None ends it by its steps alone (`autopar.search.policy.MeshPolicy`).
-        seed: for strategies that draw numbers.
-        steps: choices that strategies which search by trying may evaluate on one mesh; None for their own number.
-        remat: what may be recomputed: "none", "selective", "full", or "auto" for any of them.
-        attention: "plain" as the program says, "blocks", or "auto": whichever is faster.
-        padding: whether dims that the devices do not divide may be padded inside of one stage.
-        collective_matmul: which gathers before products and scatters after them become messages next to their blocks:
-            "none", "auto" for those that are faster so, or "always" for all that may.
-        offload: what may be kept in host memory while nothing needs it: "none", "auto" for state of the update and
-            stacks of layers, "layers" where these stacks must, or "update" where state and masters must, which is
-            updated there (`autopar.search.intra.host_update`).
-        constraints: where inputs lie.
-        shared_stages: stages of another plan that this one has too; None where they are free.
-        token_slices: slices of tokens in which microbatches pass through a pipeline: lengths, a number of even ones, or
-            "auto" for the fastest; None for whole microbatches.
-    """
-
-    mesh_shape: tuple[int, ...] | None = None
-    memory_limit_bytes: int | None = None
-    donated: frozenset[str] = frozenset()
-    num_microbatches: int | None = 1
-    num_stages: int | None = 1
-    schedule: Any = "auto"
-    time_limit_s: float | None = None
-    seed: int = 0
-    steps: int | None = None
-    remat: str = "auto"
-    attention: str = "auto"
-    padding: bool = False
-    collective_matmul: str = "none"
-    offload: str = "none"
-    constraints: tuple[Constraint, ...] = ()
-    shared_stages: SharedStages | None = None
-    token_slices: Any = None
-
-    @property
-    def names_pipeline(self) -> bool:
-        """Whether a pipeline is asked for by name: a schedule whose stages update apart, or slices of tokens."""
-        return updates_apart(self.schedule) or self.token_slices is not None
 
 
 @dataclass(frozen=True)
@@ -134,7 +80,9 @@ class Problem:
         graph: verified graph.
         cluster: where it is to run.
         cost_model: what things cost there.
-        options: what the user asked for.
+        request: wishes of the user, the same in all problems of a search.
+        job: what is decided of the plan; the rest is free.
+        solving: when solvers stop.
         source: cuts the step into stages; None where only one stage can be planned.
         policy: thresholds of the search.
         subproblem: what holds besides what the user asked for.
@@ -150,7 +98,9 @@ class Problem:
     graph: Graph
     cluster: Cluster
     cost_model: CostModel
-    options: Options = Options()
+    request: Request = field(default_factory=Request)
+    job: Job = field(default_factory=Job)
+    solving: Solving = field(default_factory=Solving)
     source: StageSource | None = None
     policy: SearchPolicy = field(default_factory=SearchPolicy)
     subproblem: Subproblem = Subproblem()
@@ -162,9 +112,14 @@ class Problem:
     trail: Trail = field(default_factory=Trail, compare=False, repr=False)
 
     @property
+    def names_pipeline(self) -> bool:
+        """Whether a pipeline is asked for by name: a schedule whose stages update apart, or slices of tokens."""
+        return updates_apart(self.job.schedule) or self.request.token_slices is not None
+
+    @property
     def memory_limit_bytes(self) -> int:
         """Bytes that a plan may use on a device."""
-        return self.options.memory_limit_bytes or self.cluster.memory_bytes
+        return self.job.memory_limit_bytes or self.cluster.memory_bytes
 
     def offer(self, plan: Plan) -> None:
         """Takes note of a whole plan, for a search that ends early."""

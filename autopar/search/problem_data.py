@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autopar.cluster import Cluster
@@ -18,45 +18,56 @@ from autopar.errors import ScheduleError
 from autopar.ir import Graph
 from autopar.ir.text import graph_text
 from autopar.schedule import factory_named
+from autopar.search.job import Job, Request, Solving
 from autopar.search.plain_data import NotPlainError, is_own, plain_data
 from autopar.search.policy import SearchPolicy, WorkerPolicy
-from autopar.search.problem import Options, Subproblem
+from autopar.search.problem import Problem, Subproblem
 
 
-def asked_data(
-    cluster: Cluster, cost_model: CostModel, options: Options, subproblem: Subproblem, policy: SearchPolicy
-) -> dict[str, Any]:
-    """Data for JSON of all that a plan depends on but its graph.
+@dataclass(frozen=True)
+class Asked:
+    """Everything that a plan depends on but its graph; fields as those of `Problem`."""
 
-    Raises:
-        NotPlainError: something of it is a user's own.
-        ScheduleError: no schedule has the name that is asked for.
-    """
-    return {
-        "cluster": _cluster_data(cluster),
-        "cost_model": _cost_model_data(cost_model),
-        "options": _options_data(options),
-        "subproblem": plain_data(subproblem),
-        "policy": plain_data(_deciding(policy)),
-    }
+    cluster: Cluster
+    cost_model: CostModel
+    request: Request
+    job: Job
+    solving: Solving
+    subproblem: Subproblem
+    policy: SearchPolicy
 
+    @staticmethod
+    def of(problem: Problem) -> Asked:
+        """That of a problem."""
+        p = problem
+        return Asked(p.cluster, p.cost_model, p.request, p.job, p.solving, p.subproblem, p.policy)
 
-def key_of_asked(
-    graph: Graph,
-    cluster: Cluster,
-    cost_model: CostModel,
-    options: Options,
-    subproblem: Subproblem,
-    policy: SearchPolicy,
-) -> str | None:
-    """A hash of a graph and of what is asked of it; None where something of it is a user's own."""
-    try:
-        data = asked_data(cluster, cost_model, options, subproblem, policy)
-    except (NotPlainError, ScheduleError):
-        return None
-    digest = hashlib.sha256(json.dumps(data, sort_keys=True).encode())
-    digest.update(graph_text(graph).encode())
-    return digest.hexdigest()[:24]
+    def data(self) -> dict[str, Any]:
+        """Data for JSON.
+
+        Raises:
+            NotPlainError: something of it is a user's own.
+            ScheduleError: no schedule has the name that is asked for.
+        """
+        return {
+            "cluster": _cluster_data(self.cluster),
+            "cost_model": _cost_model_data(self.cost_model),
+            "request": plain_data(self.request),
+            "job": _job_data(self.job),
+            "solving": plain_data(self.solving),
+            "subproblem": plain_data(self.subproblem),
+            "policy": plain_data(_deciding(self.policy)),
+        }
+
+    def key(self, graph: Graph) -> str | None:
+        """A hash of it and of a graph; None where something of it is a user's own."""
+        try:
+            data = self.data()
+        except (NotPlainError, ScheduleError):
+            return None
+        digest = hashlib.sha256(json.dumps(data, sort_keys=True).encode())
+        digest.update(graph_text(graph).encode())
+        return digest.hexdigest()[:24]
 
 
 def _deciding(policy: SearchPolicy) -> SearchPolicy:
@@ -64,9 +75,9 @@ def _deciding(policy: SearchPolicy) -> SearchPolicy:
     return replace(policy, workers=WorkerPolicy())
 
 
-def _options_data(options: Options) -> dict[str, Any]:
-    """All options."""
-    fields = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
+def _job_data(job: Job) -> dict[str, Any]:
+    """All of a job."""
+    fields = {f.name: getattr(job, f.name) for f in dataclasses.fields(job)}
     return {name: _schedule_data(v) if name == "schedule" else plain_data(v) for name, v in fields.items()}
 
 

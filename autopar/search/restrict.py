@@ -66,8 +66,8 @@ def solve_restricted(
         solution = solve(
             replace(sharding_problem.problem, nodes=tuple(nodes)),
             HighsSolver(max_nodes=problem.policy.meshes.most_nodes),
-            time_limit_s=problem.options.time_limit_s,
-            seed=problem.options.seed,
+            time_limit_s=problem.solving.time_limit_s,
+            seed=problem.solving.seed,
         )
     return Restricted(sharding_problem, solution)
 
@@ -90,7 +90,7 @@ def restricted_plan(
             f"{name} does not fit {bytes_text(problem.memory_limit_bytes)} a device",
             remedy="search='alpa', or more memory",
         )
-    used, wanted = tuple(n for _, n in restricted.sharding_problem.mesh.axes), problem.options.mesh_shape
+    used, wanted = tuple(n for _, n in restricted.sharding_problem.mesh.axes), problem.job.mesh_shape
     if wanted is not None and used != tuple(wanted):
         shape = "x".join(map(str, wanted))
         notes = (*notes, f"the mesh {shape} that was asked for is not used: {name} has a mesh of its own")

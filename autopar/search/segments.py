@@ -24,8 +24,8 @@ class Segments:
 
     def __call__(self) -> tuple[int, ...]:
         """Numbers of layers a segment, the best first; empty where loops are to run as they are."""
-        o = self.problem.options
-        if self.named or o.offload != "none" or o.remat not in ("auto", "full"):
+        job = self.problem.job
+        if self.named or job.offload != "none" or job.remat not in ("auto", "full"):
             return ()
         return segment_lengths(self.problem.graph)
 
@@ -37,7 +37,7 @@ def stage_segments(problem: Problem, graph: Graph) -> tuple[int, ...]:
         problem: what was asked for. Recomputation that it names rules segments out: the name may be a strategy's.
         graph: of the stage.
     """
-    o = problem.options
-    if o.offload != "none" or o.remat != "auto":
+    job = problem.job
+    if job.offload != "none" or job.remat != "auto":
         return ()
     return next((segment_lengths(op.region("body")) for op in graph.operators if is_stage_loop(op)), ())

@@ -60,25 +60,25 @@ class SeveralStages:
 
     def branches(self, problem: Problem, counts: Sequence[int] | None) -> Plan | Bounded:
         """The best plan with independent branches side by side; arguments and errors as above."""
-        asked = None if problem.subproblem.uniform_stages else problem.options.num_stages  # else it is that of workers
-        free = replace(problem, options=replace(problem.options, num_stages=asked))
+        asked = None if problem.subproblem.uniform_stages else problem.job.num_stages  # else it is that of workers
+        free = replace(problem, job=replace(problem.job, num_stages=asked))
         return self._planned(free, counts, cached_with_branches(self.strategy, self.cache))
 
     def _planned(
         self, problem: Problem, counts: Sequence[int] | None, search: Strategy, one_loop: bool = False
     ) -> Plan | Bounded:
         """The plan of a search that cuts stages, of the step with stacks taken apart, for one loop a stage if asked."""
-        o, cluster = problem.options, problem.cluster
+        job, cluster = problem.job, problem.cluster
         problem.log(f"slicing {len(problem.graph.operators)} operators into stages for {cluster}")
-        stages = o.num_stages or getattr(self.strategy, "num_stages", None)
+        stages = job.num_stages or getattr(self.strategy, "num_stages", None)
         if stages is None and is_large(problem) and problem.subproblem.tried_stages:
             (stages,) = problem.subproblem.tried_stages
         most = problem.policy.enumeration
         groups = 2 * most.most_stages if is_large(problem) else most.most_stack_groups
-        scores, loop = problem.subproblem.block_scores, one_loop or o.offload == "layers"
+        scores, loop = problem.subproblem.block_scores, one_loop or job.offload == "layers"
         layered = self.step.layered(stages, groups, one_loop=loop, block_scores=scores)
-        options = replace(
-            o,
+        layered_job = replace(
+            job,
             donated=layered.donated,
             constraints=layered.constraints,
             shared_stages=layered.shared_stages,
@@ -88,7 +88,7 @@ class SeveralStages:
             problem,
             graph=layered.graph,
             cost_model=problem.cost_model.on(cluster),
-            options=options,
+            job=layered_job,
             source=layered.source.metered(problem.meter),
             anytime=None if problem.anytime is None else Converted(problem.anytime, layered.of_step),
         )
@@ -97,6 +97,6 @@ class SeveralStages:
             return plan
         if note := left_out(layered.graph):
             plan = replace(plan, content=msgspec.structs.replace(plan.content, notes=(*plan.content.notes, note)))
-        if o.token_slices is not None:
-            plan = in_slices(whole, layered.graph, plan, o.token_slices)
+        if problem.request.token_slices is not None:
+            plan = in_slices(whole, layered.graph, plan, problem.request.token_slices)
         return layered.of_step(plan)

@@ -55,9 +55,9 @@ class OneStagePlanner:
     ) -> Plan | Bounded:
         """The plan of one stage in the first configuration, where memory is ample; arguments as of `best`."""
         roomy = replace(problem, subproblem=replace(problem.subproblem, ample_memory=True))
-        o, blocks = problem.options, block_scores(problem)
-        first = first_configuration(counts or [1], o.remat)
-        if blocks and o.attention == "blocks":
+        job, blocks = problem.job, block_scores(problem)
+        first = first_configuration(counts or [1], job.remat)
+        if blocks and problem.request.attention == "blocks":
             first = structs.replace(first, block_scores=blocks)
         plan = self._attempt(roomy, step)(first, cutoff_s, False)
         if isinstance(plan, Bounded):
@@ -65,7 +65,7 @@ class OneStagePlanner:
         if is_best_of_one_stage(problem, plan):
             attempt = self._attempt(problem, step)
             if blocks and not first.block_scores:
-                plan = in_blocks(Trials(attempt), [first.microbatches], o.remat, blocks, plan) or plan
+                plan = in_blocks(Trials(attempt), [first.microbatches], job.remat, blocks, plan) or plan
             plan = with_padding(Trials(attempt), plan, paddings_of(problem, plan))
         return self._bounded(problem, counts, plan)
 
@@ -84,29 +84,29 @@ class OneStagePlanner:
             InfeasiblePlanError: nothing fits the memory.
             MicrobatchError: the step cannot be cut into the number of microbatches that was asked for.
         """
-        o, size = problem.options, batch_size(problem.graph) or 1
+        job, size = problem.job, batch_size(problem.graph) or 1
         possible = [2**k for k in range(size.bit_length())] if counts is None else counts
         may_fit: Callable[[Sequence[int]], Sequence[int]] = partial(counts_that_may_fit, problem, step)
-        if cutoff_s < math.inf and o.offload == "none" and not is_tiny(problem) and len(possible) > 2:
+        if cutoff_s < math.inf and job.offload == "none" and not is_tiny(problem) and len(possible) > 2:
             possible, may_fit = may_fit(possible), tuple
         blocks = block_scores(problem)
-        layered, there = layered_updates(o.offload, step), o.offload == "auto" and not names_plan(self.strategy)
+        layered, there = layered_updates(job.offload, step), job.offload == "auto" and not names_plan(self.strategy)
         attempt = self._attempt(problem, step)
         trials = Trials(attempt)
         looks = Trials(self._attempt(with_looks_only(problem), step)) if self.strategy is alpa else trials
-        in_backward = BackwardUpdate(step, o.offload)
+        in_backward = BackwardUpdate(step, job.offload)
         segments = Segments(problem, names_plan(self.strategy))
         shortage = Shortage(in_backward, may_fit, segments, problem.policy.stages.segment_cost)
         plain: Plan | Bounded | None = None
         failure: InfeasiblePlanError | MicrobatchError | None = None
-        if not blocks or o.attention != "blocks":
+        if not blocks or problem.request.attention != "blocks":
             try:
                 plain = one_stage(
                     trials,
                     possible,
-                    o.remat,
-                    offload=o.offload != "none",
-                    demanded=o.offload == "layers",
+                    job.remat,
+                    offload=job.offload != "none",
+                    demanded=job.offload == "layers",
                     layered_updates=layered,
                     host_update=there,
                     shortage=shortage,
@@ -118,7 +118,7 @@ class OneStagePlanner:
         plan = plain
         if blocks and not isinstance(plain, Bounded) and not isinstance(failure, MicrobatchError):
             trials = Trials(attempt)
-            plan = in_blocks(trials, possible, o.remat, blocks, plain, layered, there, shortage) or plain
+            plan = in_blocks(trials, possible, job.remat, blocks, plain, layered, there, shortage) or plain
             if plan is None:
                 plan = trials.bounded
                 failure = failure or (None if plan is not None else trials.error())
@@ -135,7 +135,7 @@ class OneStagePlanner:
 
         freedom = Freedom.of(problem)
         # A form may leave on devices what is to lie on hosts: then the choice among the forms is offered, not each.
-        watcher = None if problem.options.offload == "layers" else problem.anytime
+        watcher = None if problem.job.offload == "layers" else problem.anytime
 
         def attempt(form: StepForm, cutoff_s: float, explain: bool) -> Plan | Bounded:
             problem.spend()
@@ -172,8 +172,8 @@ class OneStagePlanner:
         Where memory binds readers may share a conversion that the integer program counts for each of them: what it
         proves is no bound of other shardings then.
         """
-        o = problem.options
-        free = o.num_stages is None or counts is None or o.remat == "auto" or plan.content.memory_bound
+        job = problem.job
+        free = job.num_stages is None or counts is None or job.remat == "auto" or plan.content.memory_bound
         return bounded(plan, problem, Freedom.of(problem)) if free else plan
 
     def _shard(self, problem: Problem) -> Plan | Bounded:
@@ -189,13 +189,11 @@ def problem_in_form(problem: Problem, formed: FormedStep, cutoff_s: float = math
         formed: it in the form.
         cutoff_s: seconds of a step that the plan must stay below to be of use.
     """
-    form, o = formed.form, problem.options
-    offload = "update" if form.host_update and o.offload == "auto" else o.offload
-    options = replace(
-        o, num_microbatches=form.microbatches, num_stages=1, schedule="auto", remat="auto", offload=offload
-    )
+    form, job = formed.form, problem.job
+    offload = "update" if form.host_update and job.offload == "auto" else job.offload
+    job = replace(job, num_microbatches=form.microbatches, num_stages=1, schedule="auto", remat="auto", offload=offload)
     subproblem = replace(problem.subproblem, uniform_stages=False, cutoff_s=cutoff_s)
-    return replace(problem, graph=formed.graph, options=options, subproblem=subproblem)
+    return replace(problem, graph=formed.graph, job=job, subproblem=subproblem)
 
 
 def is_tiny(problem: Problem) -> bool:
@@ -205,4 +203,4 @@ def is_tiny(problem: Problem) -> bool:
 
 def is_best_of_one_stage(problem: Problem, plan: Plan) -> bool:
     """Whether a plan in the first configuration is that which `one_stage` gives."""
-    return problem.options.offload == "none" and not (is_tiny(problem) and plan.content.memory_bound)
+    return problem.job.offload == "none" and not (is_tiny(problem) and plan.content.memory_bound)

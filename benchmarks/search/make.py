@@ -13,7 +13,7 @@ import jax
 from autopar import Cluster
 from autopar.cost import CostModel
 from autopar.frontend import SignatureOptions, flatten_call, trace
-from autopar.search import Options, Problem, strategy_named
+from autopar.search import Job, Problem, strategy_named
 from autopar.search.files import save_problem
 from benchmarks.search import unet
 from examples import gpt, llama, moe, wide_resnet
@@ -61,11 +61,11 @@ def problem_of(case: Case) -> Problem:
     traced = trace(step, signature)
     donated = frozenset(path for path, argument, _ in traced.arguments if argument == 0)
     cluster = Cluster.load(case.cluster, case.nodes)
-    problem = Problem(traced.graph, cluster, CostModel(cluster), Options(mesh_shape=case.mesh, donated=donated))
+    problem = Problem(traced.graph, cluster, CostModel(cluster), job=Job(mesh_shape=case.mesh, donated=donated))
     if case.memory is None:
         return problem
     free = strategy_named("alpa")(problem)
-    return replace(problem, options=replace(problem.options, memory_limit_bytes=int(case.memory * free.peak_memory)))
+    return replace(problem, job=replace(problem.job, memory_limit_bytes=int(case.memory * free.peak_memory)))
 
 
 def main() -> None:

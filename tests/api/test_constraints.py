@@ -271,6 +271,6 @@ def test_constraints_are_part_of_a_problem(tmp_path):
     pure = decorated._plain
     signature, _ = pure.resolve(args(), {})
     problem = pure.problem(pure.traced(signature), None)
-    assert [(c.value, c.shards, c.text) for c in problem.options.constraints] == [("x", (0, 1), "x: (0,)")]
+    assert [(c.value, c.shards, c.text) for c in problem.job.constraints] == [("x", (0, 1), "x: (0,)")]
     save_problem(problem, tmp_path / "problem.json")
-    assert load_problem(tmp_path / "problem.json").options.constraints == problem.options.constraints
+    assert load_problem(tmp_path / "problem.json").job.constraints == problem.job.constraints

@@ -50,7 +50,7 @@ def test_a_problem_comes_back_the_same(tmp_path, suffix: str) -> None:
     save_problem(problem, path)
     again = load_problem(path)
     assert fingerprint(again.graph) == fingerprint(problem.graph)
-    assert (again.cluster, again.options) == (problem.cluster, problem.options)
+    assert (again.cluster, again.job) == (problem.cluster, problem.job)
     assert strategy_named("alpa")(again).to_json() == strategy_named("alpa")(problem).to_json()
     first = path.read_bytes()
     save_problem(again, path)

@@ -47,7 +47,7 @@ def random_plan(seed: int) -> Callable[[Problem], Plan]:
 
     def search(problem: Problem) -> Plan:
         rng = np.random.default_rng(seed)
-        meshes = problem.cluster.logical_meshes(problem.options.mesh_shape)
+        meshes = problem.cluster.logical_meshes(problem.job.mesh_shape)
         mesh = meshes[int(rng.integers(len(meshes)))]
         stated = build(problem, mesh, split_phases=bool(rng.integers(2)))
         choice = random_choice(stated.problem, rng)

@@ -12,7 +12,7 @@ import pytest
 import autopar
 from autopar.cost import CostModel
 from autopar.plan import Plan
-from autopar.search import Options, Problem
+from autopar.search import Problem, Request
 from autopar.search.attention_blocks import stage_block_scores
 from autopar.search.policy import AttentionPolicy, SearchPolicy
 from examples import gpt, llama
@@ -96,10 +96,10 @@ def test_stages_take_the_form_that_one_stage_has() -> None:
     traced = autopar.parallelize(step, cluster=toy(2), num_stages=1, attention="plain")
     plain = traced.plan(*args)
     graph = traced.trace(*args).graph
-    problem = Problem(graph, toy(2), CostModel(toy(2)), Options(attention="auto"), policy=policy)
+    problem = Problem(graph, toy(2), CostModel(toy(2)), request=Request(attention="auto"), policy=policy)
     blocks = Plan(plain.content.in_blocks(64))
-    asked = replace(problem, options=Options(attention="blocks"))
+    asked = replace(problem, request=Request(attention="blocks"))
     assert stage_block_scores(problem, plain) == 0
     assert stage_block_scores(problem, blocks) == stage_block_scores(problem, None) == 64
     assert stage_block_scores(asked, plain) == 1
-    assert stage_block_scores(replace(problem, options=Options(attention="plain")), None) == 0
+    assert stage_block_scores(replace(problem, request=Request(attention="plain")), None) == 0

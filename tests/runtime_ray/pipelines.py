@@ -32,7 +32,7 @@ from autopar.runtime.ray.cluster import RayCluster, Slot
 from autopar.runtime.ray.messages import Handshake
 from autopar.runtime.ray.source import pipelined
 from autopar.runtime.ray.worker_group import Answer, ThreadWorkerGroup, WorkerGroup
-from autopar.search import Options, Problem
+from autopar.search import Job, Problem
 from autopar.search.alpa import alpa
 from autopar.stages import assign, cluster, stage_parts
 
@@ -81,7 +81,7 @@ def example_of(
     part = Cluster("part", (dataclasses.replace(group, devices_per_node=devices),))
     for parts in stage_parts(graph, assigned):
         cut = stage_graph(step_of(traced), assigned.microbatching, parts)
-        plan = alpa(Problem(cut.graph, part, CostModel(part), Options(num_microbatches=microbatches)))
+        plan = alpa(Problem(cut.graph, part, CostModel(part), job=Job(num_microbatches=microbatches)))
         inputs, outputs = (
             [Layout.parse(r.layout) for r in some] for some in (plan.content.inputs, plan.content.outputs)
         )

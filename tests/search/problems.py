@@ -45,7 +45,7 @@ def graph_of(fn: Callable[..., Any], *args: Any) -> Graph:
 
 
 def problem_of(fn: Callable[..., Any], args: Sequence[Any], cluster: Cluster, **options: Any) -> Problem:
-    """The problem of planning ``fn``; ``options`` are those of `autopar.search.Options`."""
+    """The problem of planning ``fn``; ``options`` are fields of parts: see `problem_with`."""
     return problem_with(Problem(graph_of(fn, *args), cluster, CostModel(cluster)), **options)
 
 
@@ -60,8 +60,8 @@ def i32(*shape: int) -> jax.ShapeDtypeStruct:
 
 
 def problem_with(problem: Problem, **values: Any) -> Problem:
-    """A problem with other options, demands of the planner, or reporting; each name belongs to one of them."""
-    for part in ("options", "subproblem", "reporting"):
+    """A problem with another request, job, or other part; each name belongs to one of them."""
+    for part in ("request", "job", "solving", "subproblem", "reporting"):
         own = {f.name for f in fields(getattr(problem, part))}
         given = {name: values.pop(name) for name in own & values.keys()}
         problem = replace(problem, **{part: replace(getattr(problem, part), **given)})

@@ -33,11 +33,12 @@ from autopar.ir.text import graph_text
 from autopar.plan import Plan
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.schedule import get
-from autopar.search import Manual, Options, Problem, Subproblem, alpa, strategy_named
+from autopar.search import Manual, Problem, Subproblem, alpa, strategy_named
 from autopar.search.cache import Cached, PlanCache, cached, cached_with_stages, key_of, plan_cache
 from autopar.search.cache.key import without_lines
 from autopar.search.compare import Budget, Budgeted
 from autopar.search.constraints import Constraint, SharedStages
+from autopar.search.job import Job, Request, Solving
 from autopar.search.plain_data import NotPlainError, environment_hash, plain_data
 from autopar.search.policy import SearchPolicy, WorkerPolicy
 from autopar.sharding import register_rule, unregister_rule
@@ -143,7 +144,7 @@ def test_that_nothing_fits_is_not_kept(problem: Problem, tmp_path: Path) -> None
     search, counting = counted(cache_in(tmp_path))
     for calls in (1, 2):
         with pytest.raises(InfeasiblePlanError):
-            search(replace(problem, options=replace(problem.options, memory_limit_bytes=1)))
+            search(replace(problem, job=replace(problem.job, memory_limit_bytes=1)))
         assert counting.calls == calls
     assert list(tmp_path.iterdir()) == []
 
@@ -152,7 +153,7 @@ def test_that_nothing_fits_is_not_kept(problem: Problem, tmp_path: Path) -> None
 
 
 def test_every_option_is_named_here() -> None:
-    assert {f.name for f in dataclasses.fields(Options)} == OTHERS.keys()
+    assert {f.name for part in (Job, Request, Solving) for f in dataclasses.fields(part)} == OTHERS.keys()
     assert {f.name for f in dataclasses.fields(Subproblem)} == DEMANDS.keys()
 
 
@@ -343,7 +344,7 @@ def test_the_package_is_read_once_by_all_decorated_functions(monkeypatch: pytest
 
 def test_schedules_are_told_by_their_options(problem: Problem) -> None:
     def key(schedule: object) -> str | None:
-        return key_of(replace(problem, options=replace(problem.options, schedule=schedule)), alpa, "")
+        return key_of(replace(problem, job=replace(problem.job, schedule=schedule)), alpa, "")
 
     class Mine(type(get("1f1b")).__base__):  # type: ignore[misc]
         name = "mine"

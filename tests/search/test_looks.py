@@ -78,6 +78,6 @@ def test_memory_of_a_small_step_may_be_ample() -> None:
     plan, ample = alpa(_on_nodes()), alpa(_on_nodes(ample_memory=True))
     assert not plan.content.memory_bound and ample.step_time == plan.step_time
     tight = _on_nodes(ample_memory=True)
-    options = replace(tight.options, memory_limit_bytes=int(0.6 * plan.peak_memory))
+    job = replace(tight.job, memory_limit_bytes=int(0.6 * plan.peak_memory))
     with pytest.raises(InfeasiblePlanError):
-        alpa(replace(tight, options=options))
+        alpa(replace(tight, job=job))

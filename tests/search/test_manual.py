@@ -125,7 +125,7 @@ def test_a_mesh_that_a_named_plan_does_not_have_is_noted(name):
 
 
 def test_the_level_of_recomputation_that_parallelize_names_holds_for_stages(problem):
-    asked = replace(problem, options=replace(problem.options, remat="full"))
+    asked = replace(problem, job=replace(problem.job, remat="full"))
     assert Manual(pp=2)._remat(asked) == "full"
     assert Manual(pp=2, recompute="selective")._remat(problem) == "selective"
     assert Manual(pp=2)._remat(problem) == "none"

@@ -232,7 +232,7 @@ def test_conversions_that_compete_for_links_pay_for_them(name, mesh, most):
     """Half of a GPT's conversions could hide alone, not all at once: a share of their seconds keeps them few."""
     step, args = gpt.build("125M", abstract=True, layers=2)
     problem = problem_of(step, args, Cluster.load(name, nodes=1))
-    problem = replace(problem, options=replace(problem.options, mesh_shape=mesh))
+    problem = replace(problem, job=replace(problem.job, mesh_shape=mesh))
     free, priced = (
         strategy_named("alpa")(replace(problem, policy=SearchPolicy(overlap=OverlapPolicy(link_shares=shares))))
         for shares in ((0.0,), (0.1, 0.5))

@@ -71,7 +71,7 @@ def test_what_pipelines_could_reach_is_less_than_what_they_take(bandwidth):
     problem = problem_of(fn, args, node(bandwidth=bandwidth), num_stages=None, num_microbatches=None)
     for stages, count in [(2, 4), (4, 16)]:
         taken = autopar.parallelize(fn, cluster=problem.cluster, num_stages=stages, num_microbatches=count).plan(*args)
-        one = replace(problem, options=replace(problem.options, num_stages=stages))
+        one = replace(problem, job=replace(problem.job, num_stages=stages))
         assert 0 < least_by_stages(one, [count])[stages] <= taken.step_time
 
 

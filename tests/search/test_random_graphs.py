@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.cost import CostModel
-from autopar.search import Options, Problem
+from autopar.search import Job, Problem
 from autopar.search.bound import work_bound_s
 from autopar.search.intra import ShardingProblem, build, extract
 from autopar.solver import (
@@ -43,7 +43,7 @@ def drawn(mesh_shape: tuple[int, ...], number: int) -> tuple[Problem, ShardingPr
     cluster = toy(int(np.prod(mesh_shape)), bandwidth=float(rng.choice([1e8, 1e9, 1e10])), latency_s=1e-8)
     (mesh,) = cluster.logical_meshes(mesh_shape)
     while True:
-        problem = Problem(random_graph(rng, most), cluster, CostModel(cluster), Options())
+        problem = Problem(random_graph(rng, most), cluster, CostModel(cluster), job=Job())
         sharding_problem = build(problem, mesh)
         if sharding_problem.problem.combinations <= MOST_COMBINATIONS:
             return problem, sharding_problem
@@ -107,7 +107,7 @@ def test_larger_graphs_mean_the_same(number):
     rng = np.random.default_rng((7, number))
     cluster = toy(4, bandwidth=float(rng.choice([1e8, 1e9, 1e10])), latency_s=1e-8)
     (mesh,) = cluster.logical_meshes((2, 2))
-    problem = Problem(random_graph(rng), cluster, CostModel(cluster), Options())
+    problem = Problem(random_graph(rng), cluster, CostModel(cluster), job=Job())
     ours = solve(unlimited(build(problem, mesh).problem))
     meant = least_seconds(problem.graph, mesh, problem.cost_model)
     assert ours.objective == pytest.approx(meant, rel=1e-9, abs=1e-18)
@@ -120,7 +120,7 @@ def test_many_larger_graphs_mean_the_same(mesh_shape):
     cluster = toy(int(np.prod(mesh_shape)), latency_s=1e-8)
     (mesh,) = cluster.logical_meshes(mesh_shape)
     for number in range(200):
-        problem = Problem(random_graph(np.random.default_rng((8, number)), 14), cluster, CostModel(cluster), Options())
+        problem = Problem(random_graph(np.random.default_rng((8, number)), 14), cluster, CostModel(cluster), job=Job())
         ours = solve(unlimited(build(problem, mesh).problem))
         meant = least_seconds(problem.graph, mesh, problem.cost_model)
         assert ours.objective == pytest.approx(meant, rel=1e-9, abs=1e-18), number

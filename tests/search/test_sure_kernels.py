@@ -15,7 +15,7 @@ from autopar.cost import CostModel
 from autopar.frontend import SignatureOptions, flatten_call, trace
 from autopar.plan import StepForm
 from autopar.recompute import LEVELS
-from autopar.search import Options, Problem
+from autopar.search import Job, Problem
 from autopar.search.bounds.pipelines import least_of_all_s
 from autopar.search.bounds.workers import Workers
 from autopar.search.intra import build
@@ -86,7 +86,7 @@ def step_of(kinds, width, batch, scanned, momentum):
 
 def kernels_s(graph, cluster, count, **demands):
     """Seconds of all kernels of a graph on one device."""
-    problem = Problem(graph, cluster, CostModel(cluster), Options(num_microbatches=count))
+    problem = Problem(graph, cluster, CostModel(cluster), job=Job(num_microbatches=count))
     (mesh,) = cluster.logical_meshes(None)
     return sum(float(s.seconds.min()) for s in build(problem_with(problem, **demands), mesh).sites)
 

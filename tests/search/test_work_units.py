@@ -19,6 +19,7 @@ import pytest
 import autopar
 from autopar import ParallelFunction, Plan
 from autopar.search.cache import PlanCache
+from autopar.search.job import Solving
 from autopar.search.planner import Planner
 from autopar.search.policy import SearchPolicy, WorkerPolicy
 from benchmarks.drawn import draw, plan_of
@@ -131,11 +132,11 @@ def test_a_mesh_that_is_solved_twice_is_counted(monkeypatch: pytest.MonkeyPatch)
 def test_a_key_that_is_never_found_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """One stage is tried with ample memory first, and then again with what that has built."""
     name, numbers = "four nodes, limit", itertools.count()
-    asked = built._Asked.of
+    asked = built._asked
 
     def another(problem: Any) -> Any:
         known = asked(problem)
-        return dataclasses.replace(known, options=dataclasses.replace(known.options, seed=next(numbers)))
+        return dataclasses.replace(known, solving=Solving(seed=next(numbers)))
 
-    monkeypatch.setattr(built._Asked, "of", staticmethod(another))
+    monkeypatch.setattr(built, "_asked", another)
     assert PLANS[name]().search.work > KEPT[name]

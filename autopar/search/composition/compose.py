@@ -54,7 +54,7 @@ def compose(problem: Problem, candidate: Candidate, sliced: Sliced, parts: Seque
         search=SearchContent(parts[0].search.strategy, seconds, None),
         notes=tuple(dict.fromkeys([*(n for c in parts for n in c.notes), *_barrier(sliced)])),
         memory_limit=problem.memory_limit_bytes,
-        donated=tuple(i.name for i in graph.inputs if i.name in problem.options.donated),
+        donated=tuple(i.name for i in graph.inputs if i.name in problem.job.donated),
         pipeline=msgspec.structs.replace(record, members=candidate.members) if table.after else record,
         cuts=() if table.after else tuple(m[-1] for m in candidate.members[:-1]),
         parts=tuple(on_devices(c, 0, (0, len(c.stages[0].devices))) for c in parts),

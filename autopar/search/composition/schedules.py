@@ -119,7 +119,7 @@ def fits(problem: Problem, sliced: Sliced, parts: Sequence[PlanContent], table: 
     """Whether every worker has room for its stages and their microbatches in flight."""
     for worker in range(table.num_workers):
         devices = parts[table.stages_of_worker(worker)[0]].stages[0].devices
-        limit = problem.options.memory_limit_bytes or problem.cluster.part(devices[0], len(devices)).memory_bytes
+        limit = problem.job.memory_limit_bytes or problem.cluster.part(devices[0], len(devices)).memory_bytes
         if worker_bytes(parts, sliced, table, worker) > limit:
             return False
     return True

@@ -51,7 +51,7 @@ class Candidate:
 
 def schedule_of(problem: Problem) -> Schedule:
     """The schedule asked for; where it is free 1F1B, for which stages are planned, or forwards alone."""
-    asked = problem.options.schedule
+    asked = problem.job.schedule
     if isinstance(asked, Schedule):
         return asked
     return get(("1f1b" if trains(problem) else "inference") if asked in ("auto", "none") else asked)
@@ -59,7 +59,7 @@ def schedule_of(problem: Problem) -> Schedule:
 
 def schedule_for(problem: Problem, microbatching: Microbatching) -> Schedule:
     """`schedule_of`; GPipe where it is free and examples meet between the forward and the backward passes."""
-    if microbatching.between and problem.options.schedule in ("auto", "none"):
+    if microbatching.between and problem.job.schedule in ("auto", "none"):
         return get("gpipe")
     return schedule_of(problem)
 
@@ -103,7 +103,7 @@ def _candidates(
     pool: WorkerPool,
 ) -> Iterator[Candidate]:
     """Ways to cut the step in numbers of microbatches, each with numbers of stages; other arguments as above."""
-    schedule, asked = schedule_of(problem), problem.options.num_microbatches
+    schedule, asked = schedule_of(problem), problem.job.num_microbatches
     for count, numbers in pairs:
         try:
             microbatching = source.microbatches(count)
@@ -120,7 +120,7 @@ def _candidates(
             try:
                 table_for(schedule_here, stages, microbatching)
             except ScheduleError:
-                if problem.options.num_stages is not None and asked is not None:
+                if problem.job.num_stages is not None and asked is not None:
                     raise
                 continue
             even = uniform_candidate(problem, layers, stages, schedule_here, count)
@@ -141,9 +141,9 @@ def _numbers(
     profilers: dict[tuple[int, Layers], LayerProfiler],
 ) -> Iterable[tuple[int, list[int]]] | Bounded:
     """Numbers of microbatches, each with the numbers of stages that are tried with it."""
-    o = problem.options
+    job = problem.job
     ranked = not is_large(problem) and not is_of_few_operators(problem)
-    if ranked and o.num_microbatches is None and o.num_stages is None and schedule.chunks == 1:
+    if ranked and job.num_microbatches is None and job.num_stages is None and schedule.chunks == 1:
         blocks = {s: fewest and fewest(s) for s in stage_counts(problem, schedule)}
         pairs = ranked_pairs(problem, source, schedule, blocks, pool, profilers)
         if isinstance(pairs, Bounded):

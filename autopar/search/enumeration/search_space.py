@@ -36,9 +36,9 @@ def is_large(problem: Problem) -> bool:
 
 def microbatches_and_stages(problem: Problem, schedule: Schedule) -> Iterator[tuple[int, list[int]]]:
     """Numbers of microbatches, each with the numbers of stages that are tried with it."""
-    asked = problem.options.num_microbatches
+    asked = problem.job.num_microbatches
     stages = stage_counts(problem, schedule)
-    if asked is None and problem.options.num_stages is None and is_large(problem):
+    if asked is None and problem.job.num_stages is None and is_large(problem):
         for s in stages:
             yield most_microbatches(problem, problem.policy.enumeration.large_microbatches_per_stage * s), [s]
         return
@@ -59,7 +59,7 @@ def microbatch_counts(problem: Problem) -> list[int]:
 
     Of small models, which are planned in no time, fewer as well: they may be bound by the latency of links.
     """
-    stages = problem.options.num_stages or 2
+    stages = problem.job.num_stages or 2
     policy = problem.policy.enumeration
     least, most = policy.least_microbatches_per_stage * stages, policy.most_microbatches_per_stage * stages
     counts = even_counts(problem.graph)
@@ -76,7 +76,7 @@ def most_microbatches(problem: Problem, limit: int) -> int:
 
 def stage_counts(problem: Problem, schedule: Schedule) -> list[int]:
     """Numbers of stages worth trying: what was asked for, or a few that share the devices evenly."""
-    asked = problem.options.num_stages
+    asked = problem.job.num_stages
     if asked is not None:
         return [asked]
     devices, nodes = problem.cluster.num_devices, problem.cluster.num_nodes

@@ -27,14 +27,14 @@ def shared_candidates(problem: Problem, source: StageSource, shared: SharedStage
         InfeasiblePlanError: the forward pass reads the state of fewer than two stages.
         MicrobatchError: the step cannot be cut into the number of microbatches that was asked for.
     """
-    o = problem.options
-    schedule = get("inference") if o.schedule == "auto" and not trains(problem) else None
-    count, most = o.num_microbatches or shared.num_microbatches, 0
+    job = problem.job
+    schedule = get("inference") if job.schedule == "auto" and not trains(problem) else None
+    count, most = job.num_microbatches or shared.num_microbatches, 0
     while True:
         try:
             by_stage = _members(problem.graph, source.microbatches(count), shared)
         except MicrobatchError:
-            if o.num_microbatches is not None or count == 1:
+            if job.num_microbatches is not None or count == 1:
                 raise
             by_stage = {}
         stages = sorted(by_stage)
@@ -48,7 +48,7 @@ def shared_candidates(problem: Problem, source: StageSource, shared: SharedStage
                 meshes=tuple(shared.meshes[s] for s in stages),
                 schedule=schedule,
             )
-        if o.num_microbatches is not None or count == 1:
+        if job.num_microbatches is not None or count == 1:
             break
         count //= 2
     if most < 2:

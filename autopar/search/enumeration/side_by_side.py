@@ -82,7 +82,7 @@ def side_by_side(problem: Problem, source: StageSource) -> Iterator[list[Candida
     Raises:
         MicrobatchError: the step cannot be cut into the number of microbatches that was asked for.
     """
-    asked, policy = problem.options.num_microbatches, problem.policy.branches
+    asked, policy = problem.job.num_microbatches, problem.policy.branches
     most = policy.most_candidates
     if is_of_few_operators(problem):
         most = max(most, policy.most_candidates_of_few)
@@ -114,7 +114,7 @@ def _counts(problem: Problem) -> list[int]:
 
 def _cuts(problem: Problem, microbatching: Microbatching, branches: IndependentBranches) -> Iterator[_BranchStages]:
     """All ways to put branches into two groups or more, of as many as there are devices at most."""
-    most, asked = problem.policy.branches.most_branches, problem.options.num_stages
+    most, asked = problem.policy.branches.most_branches, problem.job.num_stages
     operators = forward_operators(problem.graph, microbatching)
     seconds = {op.id: _seconds(problem, op) for op in operators}
     count = len(branches.branches)

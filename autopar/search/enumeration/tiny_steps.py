@@ -44,23 +44,23 @@ def all_slicings(problem: Problem, source: StageSource) -> list[Candidate] | Non
 
 
 def _every(problem: Problem, source: StageSource) -> Iterator[Candidate]:
-    schedule, o, policy = schedule_of(problem), problem.options, problem.policy.enumeration
+    schedule, job, policy = schedule_of(problem), problem.job, problem.policy.enumeration
     if schedule.chunks > 1:
         return
-    for count in [o.num_microbatches] if o.num_microbatches is not None else microbatch_counts(problem):
+    for count in [job.num_microbatches] if job.num_microbatches is not None else microbatch_counts(problem):
         try:
             microbatching = source.microbatches(count)
             layers = cluster(problem.graph, microbatching, policy.most_layers, fewest=None).members
         except MicrobatchError:
-            if o.num_microbatches is not None:
+            if job.num_microbatches is not None:
                 raise
             continue
         most = min(len(layers), problem.cluster.num_devices)
-        for stages in [o.num_stages] if o.num_stages is not None else range(2, most + 1):
+        for stages in [job.num_stages] if job.num_stages is not None else range(2, most + 1):
             try:
                 table = table_for(schedule_for(problem, microbatching), stages, microbatching)
             except ScheduleError:
-                if o.num_stages is not None and o.num_microbatches is not None:
+                if job.num_stages is not None and job.num_microbatches is not None:
                     raise
                 continue
             if not has_stage_a_worker(table):

@@ -136,8 +136,8 @@ def counts_that_may_fit(problem: Problem, step: StepSource, counts: Sequence[int
         except MicrobatchError:
             return False
         problem.checkpoint()
-        options = replace(problem.options, num_microbatches=count, num_stages=1, remat="auto", schedule="auto")
-        stage = replace(problem, graph=graph, options=options)
+        job = replace(problem.job, num_microbatches=count, num_stages=1, remat="auto", schedule="auto")
+        stage = replace(problem, graph=graph, job=job)
         some = (build(stage, mesh) for mesh in by_likeness(problem.cluster)[: problem.policy.enumeration.ranked_meshes])
         return any(not s.broken and memory_floor(s.problem) <= problem.memory_limit_bytes for s in some)
 
@@ -155,8 +155,8 @@ def _on_one_stage(problem: Problem, graph: Graph, count: int, stages: int) -> Pr
     """The whole step in ``count`` microbatches on the devices of one of so many equal stages."""
     problem.checkpoint()
     part = problem.cluster.part(0, problem.cluster.num_devices // stages)
-    options = replace(problem.options, num_microbatches=count, num_stages=1, offload="none", constraints=())
-    return replace(problem, graph=graph, cluster=part, cost_model=problem.cost_model.on(part), options=options)
+    job = replace(problem.job, num_microbatches=count, num_stages=1, offload="none", constraints=())
+    return replace(problem, graph=graph, cluster=part, cost_model=problem.cost_model.on(part), job=job)
 
 
 def _look(whole: Problem, mesh: LogicalMesh, cutoff_s: float) -> tuple[ShardingProblem, Solution]:

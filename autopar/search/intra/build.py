@@ -48,10 +48,10 @@ def build(problem: Problem, mesh: LogicalMesh, *, split_phases: bool = False) ->
             always do.
     """
     graph = problem.graph
-    constraints = {c.value: c for c in problem.options.constraints}
+    constraints = {c.value: c for c in problem.job.constraints}
     offered = offloading(problem)
     split = split_phases or problem.subproblem.separate_programs
-    b = Builder(mesh, problem.cost_model, tables_of(problem, mesh), split, offered, problem.options.donated)
+    b = Builder(mesh, problem.cost_model, tables_of(problem, mesh), split, offered, problem.job.donated)
     readers = Counter(o for op in graph.operators for o in set(op.reads))
     sliced = {o for op in graph.operators if op.primitive == "scan" for o in op.reads}
     replaced = {o.updates for o in graph.outputs}

@@ -82,14 +82,14 @@ def timed_collectives(
     """The collectives of a choice, those of products in blocks as messages.
 
     Args:
-        problem: what was planned; its options say which products may run in blocks.
+        problem: what was planned; its request says which products may run in blocks.
         sharding_problem: from `build`.
         choice: strategy of each node.
         sent: from `collectives`.
         thresholds: up to how many bytes they are sent as one; None as the stack has it.
     """
     plain = TimedCollectives(*_timed(problem, sharding_problem, choice, sent, thresholds), tuple(sent))
-    asked, cost = problem.options.collective_matmul, problem.cost_model
+    asked, cost = problem.request.collective_matmul, problem.cost_model
     if asked == "none" or (asked == "auto" and not cost.computes_while_sending):
         return plain
     candidates = _candidates(problem, sharding_problem, choice, sent, plain.exposed_s)

@@ -71,20 +71,20 @@ NOTHING = Offloading()
 
 def offloading(problem: Problem) -> Offloading:
     """What may be kept in host memory, as the options and the cluster allow."""
-    if problem.options.offload == "none":
+    if problem.job.offload == "none":
         return NOTHING
     if any(g.host_bandwidth is None for g in problem.cluster.groups):
-        text = f"offload={problem.options.offload!r} moves nothing to host memory: {problem.cluster.name} has no"
+        text = f"offload={problem.job.offload!r} moves nothing to host memory: {problem.cluster.name} has no"
         return Offloading(notes=(f"{text} host_bandwidth for some of its nodes",))
-    if problem.options.offload == "update":
+    if problem.job.offload == "update":
         update = _cut(problem, frozenset())
         return Offloading(inputs=update.inputs, update=update)
-    if problem.options.offload == "layers" and problem.subproblem.separate_programs:
+    if problem.job.offload == "layers" and problem.subproblem.separate_programs:
         nested = nested_stacks(problem.graph)
         update = _cut(problem, nested)
         note = "offload='layers' finds no stack in this stage that loops over layers alone take"
         return Offloading(update.inputs, update=update, nested=nested, notes=() if nested else (note,))
-    forced, graph = problem.options.offload == "layers", problem.graph
+    forced, graph = problem.job.offload == "layers", problem.graph
     notes = (*kept_whole(graph), *kept_by_recomputation(graph))
     return Offloading(movable(graph), stacks(graph), forced, notes=notes * forced)
 
@@ -246,7 +246,7 @@ def host_usage(problem: Problem, v: ValueDraft, bytes: Array, stop: int) -> Usag
         stop: end of the step.
     """
     assert v.node is not None
-    once = not v.source or v.key in problem.options.donated
+    once = not v.source or v.key in problem.job.donated
     kept = (bytes - on_device(v, bytes)) * (1 if once else 2)
     scale = problem.memory_limit_bytes / share_bytes(problem.cluster)
     return UsageDraft(v.node, stop, stop + 1, kept * scale, HOST, v.key)

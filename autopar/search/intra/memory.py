@@ -78,7 +78,7 @@ def usages(
             each = problem.subproblem.other_stages * on_device(v, sized.of(v.type, v.layouts))
             usages.append(UsageDraft(v.node, 0, stop, each, OTHER_STAGES, v.key))
         if v.source:
-            usages += _input(v, roles[v.key], v.key in problem.options.donated, by_value[v.key], sized, stop)
+            usages += _input(v, roles[v.key], v.key in problem.job.donated, by_value[v.key], sized, stop)
             if v.hosted:
                 usages.append(host_usage(problem, v, sized.of(v.type, v.layouts), stop))
         elif v.key in replaced:

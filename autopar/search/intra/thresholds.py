@@ -41,7 +41,7 @@ def with_thresholds(
     if (
         not problem.cost_model.overlaps
         or problem.subproblem.separate_programs
-        or problem.options.collective_matmul != "none"
+        or problem.request.collective_matmul != "none"
         or sharding.exposed_s <= policy.stall_share * sharding.step_s
         or len(sharding_problem.sites) > policy.most_joined_operators
     ):

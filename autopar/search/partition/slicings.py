@@ -61,7 +61,7 @@ def slicings(
     costs = stage_costs(profiler, kinds)
     problem.meter.add(Work.SLICED, costs.seconds.size * (1 + len(costs.others)))
     devices = [g.size for g in problem.cluster.groups]
-    asked = problem.options.memory_limit_bytes
+    asked = problem.job.memory_limit_bytes
     limits = [asked or g.device.memory_bytes for g in problem.cluster.groups]
     answers: dict[tuple[object, ...], tuple[float, Slicing]] = {}
 

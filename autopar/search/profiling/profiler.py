@@ -68,7 +68,7 @@ class LayerProfiler:
         part, n = self.part(submesh), len(self.layers.members)
         self.problem.log(f"pricing {n} layers, {len(self.representatives)} of them different, on {part}")
         flops = self.layers.flops
-        shape = self.problem.options.mesh_shape
+        shape = self.problem.job.mesh_shape
         if shape is not None and math.prod(shape) != submesh.size:
             shape = None
         levels = [level for level in levels_of(self.problem) if level != "none"]

@@ -19,7 +19,7 @@ from autopar.search.intra.extract import copy_layouts, memory_of, value_layouts
 from autopar.search.intra.stage_loops import StageLoops
 from autopar.search.parallel import SERIAL, Future, WorkerPool
 from autopar.search.problem import Problem, Reporting
-from autopar.search.problem_data import key_of_asked
+from autopar.search.problem_data import Asked
 from autopar.search.profiling.layer_costs import LayerCosts, RecomputationCosts
 from autopar.search.source import Sliced
 from autopar.solver import HighsSolver, Solution, Status, first_look, solve
@@ -72,12 +72,12 @@ class PendingSharding:
         pool: WorkerPool = SERIAL,
     ) -> PendingSharding:
         """Begins on all logical meshes of ``part``, or on that of ``shape``."""
-        options = replace(problem.options, constraints=whole.constraints(0, problem.options.constraints))
+        job = replace(problem.job, constraints=whole.constraints(0, problem.job.constraints))
         cost_model = problem.cost_model.on(part)
-        single = replace(problem, graph=whole.graphs[0], cluster=part, cost_model=cost_model, options=options)
+        single = replace(problem, graph=whole.graphs[0], cluster=part, cost_model=cost_model, job=job)
         silent = replace(single, reporting=Reporting(), source=None, anytime=None)
         answers = tuple(_answer(silent, mesh, pool) for mesh in part.logical_meshes(shape))
-        key = key_of_asked(silent.graph, part, cost_model, options, silent.subproblem, silent.policy)
+        key = Asked.of(silent).key(silent.graph)
         return PendingSharding(single, whole, count, answers, key)
 
     def solved(self, by_layer: StageMap | None = None) -> LayerSharding:
@@ -114,16 +114,11 @@ def _answer(problem: Problem, mesh: LogicalMesh, pool: WorkerPool) -> Future[tup
     memo = problem.memo.get(_ANSWERS)
     known = memo.known if isinstance(memo, _Answers) else []
     for other, on, future in known:
-        if other.graph is problem.graph and on == mesh and _asked(other) == _asked(problem):
+        if other.graph is problem.graph and on == mesh and Asked.of(other) == Asked.of(problem):
             return future
     future = pool.submit(_without_limit, problem, mesh)
     problem.memo.keep(_ANSWERS, _Answers([*known[1 - _MOST :], (problem, mesh, future)]))
     return future
-
-
-def _asked(problem: Problem) -> tuple[object, ...]:
-    """All of a problem that an answer depends on but its graph."""
-    return problem.options, problem.cluster, problem.cost_model, problem.policy, problem.subproblem
 
 
 def _without_limit(problem: Problem, mesh: LogicalMesh) -> tuple[ShardingProblem, Solution]:

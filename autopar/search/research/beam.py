@@ -19,7 +19,7 @@ def beam(problem: Problem) -> Plan:
     allow. With a memory limit those are dropped that exceed it even if all open nodes hold their least.
 
     Args:
-        problem: what is planned; `Options.steps` decides the answer, where partial choices count like whole ones;
+        problem: what is planned; `Solving.steps` decides the answer, where partial choices count like whole ones;
             ``time_limit_s`` is a cap.
 
     Raises:

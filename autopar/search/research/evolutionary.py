@@ -17,7 +17,7 @@ def evolutionary(problem: Problem) -> Plan:
     generation has the choice that every method begins from.
 
     Args:
-        problem: what is planned; `Options.steps` and ``seed`` decide the answer, ``time_limit_s`` is a cap.
+        problem: what is planned; `Solving.steps` and ``seed`` decide the answer, ``time_limit_s`` is a cap.
 
     Raises:
         InfeasiblePlanError: no sharding fits the memory limit.

@@ -18,7 +18,7 @@ def exhaustive(problem: Problem) -> Plan:
     Scholz and Eckstein, LCTES'02) go first, where the problem is too large without them.
 
     Args:
-        problem: what is planned; `Options.steps` is the largest number of choices.
+        problem: what is planned; `Solving.steps` is the largest number of choices.
 
     Raises:
         SolverError: there are more choices than that; it has their number.

@@ -40,7 +40,7 @@ class GPipeStrategy:
 
 def _slices(cut: Cut) -> Iterable[Candidate]:
     problem = cut.problem
-    devices, asked = problem.cluster.num_devices, problem.options.num_stages
+    devices, asked = problem.cluster.num_devices, problem.job.num_stages
     for count in dividing_counts(cut):
         microbatching = cut.source.microbatches(count)
         layers = cluster(

@@ -20,7 +20,7 @@ def mcmc(problem: Problem) -> Plan:
     of the start. The walk goes back to the best choice after a tenth of the steps without a better one.
 
     Args:
-        problem: what is planned; `Options.steps` and ``seed`` decide the answer, ``time_limit_s`` is a cap.
+        problem: what is planned; `Solving.steps` and ``seed`` decide the answer, ``time_limit_s`` is a cap.
 
     Raises:
         InfeasiblePlanError: no sharding fits the memory limit.

@@ -64,7 +64,7 @@ class LayerProfile:
 
 
 def _cuts(cut: Cut) -> Iterable[Candidate]:
-    problem, asked = cut.problem, cut.problem.options.num_stages
+    problem, asked = cut.problem, cut.problem.job.num_stages
     devices = problem.cluster.num_devices
     if len(problem.cluster.groups) > 1:
         raise InfeasiblePlanError(

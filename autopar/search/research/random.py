@@ -14,7 +14,7 @@ def random(problem: Problem) -> Plan:
     begins from.
 
     Args:
-        problem: what is planned; `Options.steps` and ``seed`` decide the answer, ``time_limit_s`` is a cap.
+        problem: what is planned; `Solving.steps` and ``seed`` decide the answer, ``time_limit_s`` is a cap.
 
     Raises:
         InfeasiblePlanError: no sharding fits the memory limit.

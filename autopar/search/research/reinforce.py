@@ -17,7 +17,7 @@ def reinforce(problem: Problem) -> Plan:
     are ranks, so that a forbidden choice does not drown the others. Adam's steps; begins from even policies.
 
     Args:
-        problem: what is planned; `Options.steps` and ``seed`` decide the answer, ``time_limit_s`` is a cap.
+        problem: what is planned; `Solving.steps` and ``seed`` decide the answer, ``time_limit_s`` is a cap.
 
     Raises:
         InfeasiblePlanError: no sharding fits the memory limit.

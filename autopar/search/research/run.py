@@ -82,19 +82,19 @@ def by_method(problem: Problem, name: str, method: Method, steps: int | None = N
 
     As in `autopar.search.alpa`, memory is first left out, and only where the answer needs more than there is the
     problem is searched with the limit, with copies that all phases share and with copies of each phase's own. Each
-    of these searches has the whole budget: ``options.steps`` or else ``steps``, and at most ``options.time_limit_s``.
+    of these searches has the whole budget: ``solving.steps`` or else ``steps``, and at most ``solving.time_limit_s``.
 
     Args:
         problem: what is planned.
         name: name of the strategy.
         method: spends the steps of a run.
-        steps: choices to evaluate where the options name no number; None takes the policy's.
+        steps: choices to evaluate where `Solving` has no number; None takes the policy's.
 
     Raises:
         InfeasiblePlanError: no sharding fits the memory limit.
     """
-    search = _MeshSearches(problem, name, method, problem.options.steps or steps or problem.policy.research.steps)
-    for mesh in problem.cluster.logical_meshes(problem.options.mesh_shape):
+    search = _MeshSearches(problem, name, method, problem.solving.steps or steps or problem.policy.research.steps)
+    for mesh in problem.cluster.logical_meshes(problem.job.mesh_shape):
         search.on_mesh(mesh)
     return best_plan(problem, search.answers, name, search.clock)
 
@@ -132,21 +132,21 @@ class _MeshSearches:
 
     def _run(self, sharding_problem: ShardingProblem, searched: ChoiceProblem) -> MeshSolution:
         """The best choice for ``searched``: the problem of ``stated``, or that without its limit."""
-        options = self.problem.options
+        solving = self.problem.solving
         began = time.monotonic()
         with self.clock.phase("solve"):
             space = Space(searched)
-            start = allowed_choice(space, options.time_limit_s, options.seed)
+            start = allowed_choice(space, solving.time_limit_s, solving.seed)
             if not start:
                 return MeshSolution(
                     sharding_problem, Solution(Status.INFEASIBLE, (), math.inf, math.inf, 0.0, self.name)
                 )
-            limit = options.time_limit_s
+            limit = solving.time_limit_s
             run = MethodRun(
                 space,
                 self.steps,
                 start,
-                np.random.default_rng(options.seed),
+                np.random.default_rng(solving.seed),
                 lambda choice, cost, steps: self._tell(sharding_problem, choice, cost, steps),
                 math.inf if limit is None else began + limit,
                 self.problem.policy.research,

@@ -37,7 +37,7 @@ def cuttable(problem: Problem, name: str) -> Cut | None:
     Raises:
         InfeasiblePlanError: several stages were asked for and the problem has no source or devices for them.
     """
-    asked, devices = problem.options.num_stages, problem.cluster.num_devices
+    asked, devices = problem.job.num_stages, problem.cluster.num_devices
     if problem.source is None or devices == 1:
         if asked is not None and asked > 1:
             raise InfeasiblePlanError(
@@ -48,7 +48,7 @@ def cuttable(problem: Problem, name: str) -> Cut | None:
         return None
     if asked == 1:
         return None
-    count = problem.options.num_microbatches
+    count = problem.job.num_microbatches
     return Cut(problem, problem.source, tuple(microbatch_counts(problem)) if count is None else (count,))
 
 
@@ -58,15 +58,15 @@ def best_candidate(cut: Cut, name: str, schedule: str, candidates: Iterable[Cand
     Args:
         cut: what is planned.
         name: name of the strategy.
-        schedule: name of the schedule where the options leave it open.
+        schedule: name of the schedule where the job leaves it free.
         candidates: ways to cut.
 
     Raises:
         InfeasiblePlanError: none of them fits the memory, or there is none.
     """
     problem, policy = cut.problem, cut.problem.policy.research
-    if problem.options.schedule in ("auto", "none"):
-        problem = replace(problem, options=replace(problem.options, schedule=schedule))
+    if problem.job.schedule in ("auto", "none"):
+        problem = replace(problem, job=replace(problem.job, schedule=schedule))
     plans: list[Plan] = []
     failures: list[InfeasiblePlanError | ScheduleError] = []
     for candidate in sorted(candidates, key=lambda c: (c.estimate_s, c.count, len(c.members))):
@@ -94,7 +94,7 @@ def dividing_counts(cut: Cut) -> list[int]:
         try:
             cut.source.microbatches(count)
         except MicrobatchError:
-            if cut.problem.options.num_microbatches is not None:
+            if cut.problem.job.num_microbatches is not None:
                 raise
             continue
         good.append(count)

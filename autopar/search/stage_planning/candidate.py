@@ -84,7 +84,7 @@ def plan_candidate(
         return parts
     if not fits(problem, sliced, parts, table):  # each stage does, and some worker has several
         parts = _sharing(pipeline, candidate, shared, parts)
-    if candidate.schedule is None and problem.options.schedule == "auto":
+    if candidate.schedule is None and problem.job.schedule == "auto":
         table = fastest_table(problem, sliced, parts, table)
     return compose(problem, candidate, sliced, parts, table)
 
@@ -254,8 +254,8 @@ def _within_limits(
 
 def _within(pipeline: ScheduledStages, limit_bytes: int) -> ScheduledStages:
     """A pipeline each of whose stages has a memory limit of its own."""
-    options = replace(pipeline.problem.options, memory_limit_bytes=limit_bytes)
-    return replace(pipeline, problem=replace(pipeline.problem, options=options))
+    job = replace(pipeline.problem.job, memory_limit_bytes=limit_bytes)
+    return replace(pipeline, problem=replace(pipeline.problem, job=job))
 
 
 def _too_many(problem: Problem, table: Table, needed: int) -> InfeasiblePlanError:

@@ -43,12 +43,12 @@ class IsomorphicStages:
         new, form = graph_in_form(pipeline, stage, form)
         content = renamed_content(content, old, new).in_form(form)
         begin, size = self.placements[stage]
-        limit = pipeline.problem.options.memory_limit_bytes or pipeline.problem.cluster.part(begin, size).memory_bytes
+        limit = pipeline.problem.job.memory_limit_bytes or pipeline.problem.cluster.part(begin, size).memory_bytes
         return content if stage_bytes(content, pipeline.sliced, pipeline.table, stage) <= limit else None
 
     def keep(self, stage: int, content: PlanContent) -> None:
         """Keeps the plan of a stage for others."""
-        if not self.pipeline.problem.options.constraints and not content.stages[0].form.layered_update:
+        if not self.pipeline.problem.job.constraints and not content.stages[0].form.layered_update:
             self.planned.setdefault(self._key(stage), (stage, content))
 
     def _key(self, stage: int) -> tuple[object, ...]:

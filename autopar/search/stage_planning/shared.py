@@ -86,7 +86,7 @@ class StagePlanner:
             stage_problem.subproblem.extra_in_flight,
             stage_problem.graph,
         )
-        key = (kind, stage_problem.cluster.to_json(), stage_problem.options.mesh_shape)
+        key = (kind, stage_problem.cluster.to_json(), stage_problem.job.mesh_shape)
         cached, slower = self.cache.setdefault(key, []), self.slower.setdefault(key, [])
         for k in cached:
             # What is the best within more, and needs no more than this, is the best within this.
@@ -128,7 +128,7 @@ class CachedPlanner:
         """The plan of a stage."""
         graph = problem.graph
         ids = tuple(op.id for op in graph.operators)
-        key = (graph.name, fingerprint(graph), ids, problem.cluster.to_json(), problem.options, problem.subproblem)
+        key = (graph.name, fingerprint(graph), ids, problem.cluster.to_json(), problem.job, problem.subproblem)
         if key not in self.cache:
             try:
                 self.cache[key] = self.intra(problem)
@@ -143,7 +143,7 @@ class CachedPlanner:
 def _is_same(one: Problem, other: Problem) -> bool:
     return (
         one.graph is other.graph
-        and one.options == other.options
+        and one.job == other.job
         and one.subproblem == other.subproblem
         and one.cluster == other.cluster
     )

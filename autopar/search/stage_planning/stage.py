@@ -122,12 +122,12 @@ def _first_shape(
     pipeline: ScheduledStages, stage: int, placement: tuple[int, int], shared: StagePlanner
 ) -> tuple[int, ...] | None:
     """The shape of the logical mesh that a stage is planned on first; None for all of them."""
-    asked = pipeline.problem.options.mesh_shape is not None or not shared.meshes
+    asked = pipeline.problem.job.mesh_shape is not None or not shared.meshes
     return _shape_asked_for(pipeline, placement) if asked else shared.meshes[stage]
 
 
 def _shape_asked_for(pipeline: ScheduledStages, placement: tuple[int, int]) -> tuple[int, ...] | None:
-    asked = pipeline.problem.options.mesh_shape
+    asked = pipeline.problem.job.mesh_shape
     return asked if asked is not None and math.prod(asked) == placement[1] else None
 
 
@@ -231,14 +231,14 @@ def limit_is_negligible(content: PlanContent, negligible: float) -> bool:
 def may_update_on_hosts(pipeline: ScheduledStages) -> bool:
     """Whether the planner may have hosts update the state of stages, by price."""
     problem = pipeline.problem
-    return problem.options.offload == "auto" and all(g.host_bandwidth is not None for g in problem.cluster.groups)
+    return problem.job.offload == "auto" and all(g.host_bandwidth is not None for g in problem.cluster.groups)
 
 
 def may_offload_activations(pipeline: ScheduledStages, stage: int) -> bool:
     """Whether what microbatches of a stage wait with may lie in host memory, and there are so many that it helps."""
     groups = pipeline.problem.cluster.groups
     return (
-        pipeline.problem.options.offload != "none"
+        pipeline.problem.job.offload != "none"
         and all(g.host_bandwidth is not None for g in groups)
         and in_flight(pipeline.table, stage) - 1 > IN_TRANSFER
     )
@@ -265,11 +265,11 @@ def _at_level(
 ) -> tuple[PlanContent, bool] | Bounded:
     """The plan in a form, and whether the limit had no part in it; it need not be found if it takes ``cutoff_s``."""
     of_stage = stage_problem(pipeline, stage, placement, form, shape, cutoff_s)
-    options, extra = of_stage.problem.options, of_stage.problem.subproblem.extra_in_flight
+    job, extra = of_stage.problem.job, of_stage.problem.subproblem.extra_in_flight
 
     def planned(limit_bytes: int) -> tuple[PlanContent, int] | Bounded:
         """The plan within a limit, and the bytes that the stage needs by it in all."""
-        within = replace(of_stage.problem, options=replace(options, memory_limit_bytes=limit_bytes))
+        within = replace(of_stage.problem, job=replace(job, memory_limit_bytes=limit_bytes))
         content = shared.plan(within, of_stage.kind, f"stage {stage + 1} of {len(pipeline.members)}")
         if isinstance(content, Bounded):
             return content

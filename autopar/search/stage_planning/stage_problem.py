@@ -76,7 +76,7 @@ class ScheduledStages:
 
 def levels_of(problem: Problem) -> tuple[Level, ...]:
     """Levels of recomputation that may be taken."""
-    asked = problem.options.remat
+    asked = problem.job.remat
     return LEVELS if asked == "auto" else tuple(level for level in LEVELS if level == asked)
 
 
@@ -130,19 +130,19 @@ def stage_problem(
     planned = like if like.kind == of_stage.kind else of_stage
     extra, others = pipeline.in_flight(stage) - 1, pipeline.other_stages(stage)
     received = extra * received_bytes(pipeline.sliced, stage, placement[1])
-    whole = problem.options.memory_limit_bytes or part.memory_bytes
+    whole = problem.job.memory_limit_bytes or part.memory_bytes
     limit = whole - received
     if limit <= 0:
         raise _too_little(stage, extra, received, whole)
-    options = replace(
-        problem.options,
+    job = replace(
+        problem.job,
         memory_limit_bytes=limit,
         num_microbatches=table.num_microbatches,
         num_stages=1,
         schedule="auto",
         mesh_shape=shape,
         remat="none",
-        offload="update" if form.host_update else problem.options.offload,
+        offload="update" if form.host_update else problem.job.offload,
         constraints=planned.constraints,
     )
     subproblem = replace(
@@ -161,7 +161,7 @@ def stage_problem(
         graph=planned.graph,
         cluster=part,
         cost_model=problem.cost_model.on(part),
-        options=options,
+        job=job,
         source=None,
         subproblem=subproblem,
         reporting=reporting,
@@ -210,7 +210,7 @@ def _stage_graph(pipeline: ScheduledStages, stage: int, form: StepForm) -> _Stag
         graph = pipeline.source.in_form(pipeline.members, stage, form)
     at = {id: n for n, id in enumerate(pipeline.members[stage])}
     layers = tuple(tuple(at[id] for id in layer) for layer in pipeline.layers_of(stage))
-    constraints = pipeline.sliced.constraints(stage, pipeline.problem.options.constraints)
+    constraints = pipeline.sliced.constraints(stage, pipeline.problem.job.constraints)
     unnamed = structs.replace(form.of_graph, layer_ends=None)
     kind = (pipeline.first(stage), unnamed, layers, _asked_of(graph, constraints))
     return _StageGraph(stage, graph, constraints, kind, form)

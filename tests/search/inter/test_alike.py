@@ -11,7 +11,7 @@ import autopar
 from autopar.cost import CostModel
 from autopar.errors import InfeasiblePlanError
 from autopar.plan import StepForm
-from autopar.search import Options, Problem, alpa
+from autopar.search import Job, Problem, alpa
 from autopar.search.built import built_for, sharding_problem_of
 from autopar.search.clock import Clock
 from autopar.search.intra import build
@@ -62,9 +62,9 @@ def test_a_plan_is_handed_on_as_it_would_have_been_made(cut):
     donated = frozenset(i.name for s in (first, second) for i in sliced.graphs[s].inputs if i.role == "parameter")
 
     def content(stage):
-        problem = Problem(sliced.graphs[stage], part, CostModel(part), Options(num_microbatches=COUNT))
+        problem = Problem(sliced.graphs[stage], part, CostModel(part), job=Job(num_microbatches=COUNT))
         own = donated & {i.name for i in problem.graph.inputs}
-        return alpa(replace(problem, options=replace(problem.options, donated=own))).content
+        return alpa(replace(problem, job=replace(problem.job, donated=own))).content
 
     assert renamed_content(content(first), sliced.graphs[first], sliced.graphs[second]) == content(second)
 
@@ -80,13 +80,13 @@ def test_of_stages_alike_one_is_found_to_be_slower(cut):
         return Bounded("slower")
 
     shared = StagePlanner(intra)
-    stage = Problem(graph, part, CostModel(part), Options(num_microbatches=COUNT, memory_limit_bytes=1000))
+    stage = Problem(graph, part, CostModel(part), job=Job(num_microbatches=COUNT, memory_limit_bytes=1000))
     same, less = (1000, 1, 2.0, 1), (900, 2, 1.5, 1)
     more_memory, fewer_in_flight, later = (1100, 1, 2.0, 2), (900, 0, 2.0, 3), (900, 2, 2.5, 4)
     for limit_bytes, extra, cutoff_s, looks in (same, less, more_memory, fewer_in_flight, later, (1100, 1, 1.9, 4)):
-        options = replace(stage.options, memory_limit_bytes=limit_bytes)
+        job = replace(stage.job, memory_limit_bytes=limit_bytes)
         subproblem = replace(stage.subproblem, extra_in_flight=extra, cutoff_s=cutoff_s)
-        asked_of = replace(stage, options=options, subproblem=subproblem)
+        asked_of = replace(stage, job=job, subproblem=subproblem)
         assert shared.plan(asked_of, ("kind",), "stage") == Bounded("slower")
         assert len(asked) == looks
 
@@ -131,7 +131,7 @@ def test_what_is_built_for_some_in_flight_serves_more_and_less(cut, counts):
     source, layers = cut
     sliced = source.slice(COUNT, layers.members)
     part = MIDDLE.part(0, 2)
-    whole = Problem(sliced.graphs[1], part, CostModel(part), Options(num_microbatches=COUNT))
+    whole = Problem(sliced.graphs[1], part, CostModel(part), job=Job(num_microbatches=COUNT))
     peaks = {}
     for extra in counts:
         subproblem = replace(
@@ -140,9 +140,9 @@ def test_what_is_built_for_some_in_flight_serves_more_and_less(cut, counts):
         problem = replace(whole, subproblem=subproblem)
         stated = built_for(problem)
         assert (stated is built_for(replace(problem, subproblem=replace(subproblem, extra_in_flight=9)))) == bool(extra)
-        limit = replace(problem.options, memory_limit_bytes=int(0.9 * alpa(replace(problem, memo=Memo())).peak_memory))
-        for options in (problem.options, limit):
-            asked = replace(problem, options=options)
+        limit = replace(problem.job, memory_limit_bytes=int(0.9 * alpa(replace(problem, memo=Memo())).peak_memory))
+        for job in (problem.job, limit):
+            asked = replace(problem, job=job)
             alone, shared = (_content_of(replace(asked, memo=memo)) for memo in (Memo(), whole.memo))
             assert shared == alone
         peaks[extra] = alpa(problem).content.peak_memory

@@ -144,9 +144,9 @@ def test_equal_stages_have_as_many_devices():
     traced, _ = function.plan(function.resolve(args, {})[0])
     found = {}
     for equal in (False, True):
-        options = replace(function.problem(traced, None).options, num_stages=4, num_microbatches=4)
+        job = replace(function.problem(traced, None).job, num_stages=4, num_microbatches=4)
         whole = step_of(traced)
-        problem = Problem(whole.graph, nodes(1e8), CostModel(nodes(1e8)), options, TracedStages(whole))
+        problem = Problem(whole.graph, nodes(1e8), CostModel(nodes(1e8)), job=job, source=TracedStages(whole))
         problem = problem_with(problem, uniform_stages=equal)
         found[equal] = [len(s.devices) for s in pipeline(problem, alpa).stages]
     assert found[True] == [2, 2, 2, 2]

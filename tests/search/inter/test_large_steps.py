@@ -39,7 +39,7 @@ def test_what_is_built_for_one_limit_serves_the_next():
     fn, args = mlp.build(abstract=True, layers=2, hidden=16, batch=16)
     whole = problem_of(fn, args, toy(2, bandwidth=1e7))
     free = alpa(whole)
-    tighter = replace(whole, options=replace(whole.options, memory_limit_bytes=int(0.8 * free.peak_memory)))
+    tighter = replace(whole, job=replace(whole.job, memory_limit_bytes=int(0.8 * free.peak_memory)))
     assert built_for(tighter) is built_for(whole)
     alone = replace(tighter, memo=Memo())
     assert built_for(alone) is not built_for(whole)

@@ -15,7 +15,7 @@ from autopar.frontend import SignatureOptions, flatten_call, trace
 from autopar.lower.pipeline.source import TracedStages
 from autopar.lower.step import step_of
 from autopar.schedule import get
-from autopar.search import Options, Problem
+from autopar.search import Job, Problem
 from autopar.search.enumeration import candidates, rank_pairs
 from autopar.search.parallel import SERIAL
 from autopar.search.partition.slicings import layers_of
@@ -38,9 +38,10 @@ def problem(memory: int = 10**9) -> Problem:
     fn, args = mlp.build(abstract=True, **SIZES)
     traced = trace(fn, flatten_call(fn, args, {}, SignatureOptions())[0])
     cluster = nodes(memory)
-    options = Options(num_stages=None, num_microbatches=None, memory_limit_bytes=memory)
+    job = Job(num_stages=None, num_microbatches=None, memory_limit_bytes=memory)
     policy = SearchPolicy(sizes=SizePolicy(few_operators=0))  # of few operators all pairs are planned
-    return Problem(traced.graph, cluster, CostModel(cluster), options, TracedStages(step_of(traced)), policy)
+    source = TracedStages(step_of(traced))
+    return Problem(traced.graph, cluster, CostModel(cluster), job=job, source=source, policy=policy)
 
 
 def prices(made: Problem, count: int) -> LayerProfiler:
@@ -79,7 +80,7 @@ def test_what_is_the_same_in_two_divisions_is_priced_once(monkeypatch: pytest.Mo
     again = prices(made, 2).on(Submesh(0, 4))[0]
     assert once > 0 and len(priced) == once
     assert np.array_equal(costs.loop_s, again.loop_s)
-    prices(replace(made, options=replace(made.options, memory_limit_bytes=10**8)), 2).on(Submesh(0, 4))
+    prices(replace(made, job=replace(made.job, memory_limit_bytes=10**8)), 2).on(Submesh(0, 4))
     assert len(priced) == 2 * once
 
 

@@ -24,21 +24,21 @@ from autopar.search.enumeration.search_space import (
     stages_of_whole_nodes,
     unevenness,
 )
+from autopar.search.job import Job
 from autopar.search.policy import SearchPolicy, SizePolicy
-from autopar.search.problem import Options
 from examples import gpt, mlp
 from tests.search.problems import toy, with_policy
 
-FREE = Options(num_stages=None, num_microbatches=None)
+FREE = Job(num_stages=None, num_microbatches=None)
 
 
-def problem(nodes: int, groups: int = 1, options: Options = FREE, **sizes) -> Problem:
+def problem(nodes: int, groups: int = 1, job: Job = FREE, **sizes) -> Problem:
     build = gpt.build if "layers" in sizes else mlp.build
     fn, args = build(abstract=True, **sizes)
     traced = trace(fn, flatten_call(fn, args, {}, SignatureOptions())[0])
     graph = split_layers(traced, groups).step.graph if groups > 1 else step_of(traced).graph
     cluster = autopar.Cluster.load("dgx-a100", nodes=nodes)
-    return Problem(graph, cluster, CostModel(cluster), options)
+    return Problem(graph, cluster, CostModel(cluster), job=job)
 
 
 def test_a_large_cluster_has_stages_of_whole_nodes_with_as_many_layers_each():
@@ -88,7 +88,7 @@ def test_most_microbatches_divide_the_batch(limit, count):
 
 def test_what_is_asked_for_is_what_is_tried():
     asked = replace(FREE, num_stages=6, num_microbatches=24)
-    assert list(microbatches_and_stages(problem(48, options=asked), get("1f1b"))) == [(24, [6])]
+    assert list(microbatches_and_stages(problem(48, job=asked), get("1f1b"))) == [(24, [6])]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 import autopar
 from autopar.cost import CostModel
 from autopar.schedule import get
-from autopar.search import Options, Problem, alpa
+from autopar.search import Job, Problem, alpa
 from autopar.search.intra import build
 from autopar.search.intra.extract import memory_of
 from autopar.search.intra.memory import OTHER_STAGES
@@ -38,7 +38,7 @@ def cut():
 
 def stage_of(sliced, others: int) -> Problem:
     part = MIDDLE.part(0, 2)
-    whole = Problem(sliced.graphs[1], part, CostModel(part), Options(num_microbatches=COUNT))
+    whole = Problem(sliced.graphs[1], part, CostModel(part), job=Job(num_microbatches=COUNT))
     known = replace(whole.subproblem, extra_in_flight=2, separate_programs=True, arriving=sliced.arriving(1))
     return replace(whole, subproblem=replace(known, other_stages=others))
 
@@ -129,6 +129,6 @@ def test_another_process_recalls_the_problems_of_a_search():
     changed = replace(other, graph=replace(other.graph, name="another"))
     assert recall.known(changed).graph is changed.graph
     assert recall.known("text") == "text"
-    limit = replace(problem.options, memory_limit_bytes=int(0.95 * alpa(problem).peak_memory))
-    for asked in (problem, replace(problem, options=limit), problem):
+    limit = replace(problem.job, memory_limit_bytes=int(0.95 * alpa(problem).peak_memory))
+    for asked in (problem, replace(problem, job=limit), problem):
         assert alpa(recall.known(pickle.loads(pickle.dumps(asked)))).to_json() == alpa(asked).to_json()

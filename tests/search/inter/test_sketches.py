@@ -156,7 +156,7 @@ def test_numbers_of_microbatches_in_which_nothing_fits_are_left_out(monkeypatch)
     possible = [1, 2, 4, 8, 16, 32, 64]
     assert whole_steps.counts_that_may_fit(problem, step, possible) == possible
     memory = int(0.6 * planned(num_microbatches=1, remat="none", **shape).peak_memory)
-    short = replace(problem, options=replace(problem.options, memory_limit_bytes=memory))
+    short = replace(problem, job=replace(problem.job, memory_limit_bytes=memory))
     counts = whole_steps.counts_that_may_fit(short, step, possible)
     assert counts == possible[-len(counts) :] and 1 < len(counts) < len(possible)
     for count in possible[: -len(counts)]:

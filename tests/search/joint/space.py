@@ -29,7 +29,7 @@ from autopar.lower.step import step_of
 from autopar.plan import PlanContent, StepForm
 from autopar.recompute import LEVELS
 from autopar.schedule import Table, get
-from autopar.search import Options, Problem
+from autopar.search import Job, Problem
 from autopar.search.alpa import MeshSolution, best_plan
 from autopar.search.clock import Clock
 from autopar.search.composition.compose import on_devices
@@ -119,10 +119,10 @@ class Space:
         return TracedStages(step_of(self.traced))
 
     @cached_property
-    def options(self) -> Options:
+    def job(self) -> Job:
         """What all choice problems are under."""
         names = frozenset(path for path, argument, _ in self.traced.arguments if argument in self.donated)
-        return Options(memory_limit_bytes=self.limit_bytes, donated=names)
+        return Job(memory_limit_bytes=self.limit_bytes, donated=names)
 
     def best(self) -> Way | None:
         """The fastest that keeps the limit; None where none does."""
@@ -155,8 +155,8 @@ class Space:
                     graph = microbatched(again, count).graph
                 except MicrobatchError:
                     continue
-                options = replace(self.options, num_microbatches=count)
-                problem = Problem(graph, self.cluster, CostModel(self.cluster), options)
+                job = replace(self.job, num_microbatches=count)
+                problem = Problem(graph, self.cluster, CostModel(self.cluster), job=job)
                 fits_free = False
                 for split in (False, True):
                     sharding_problem = Stated(problem, build(problem, mesh, split_phases=split))
@@ -234,9 +234,9 @@ class Space:
                 graph = sliced.graphs[stage]
                 if level != "none":
                     graph = self.source.in_form(members, stage, form)
-                options = replace(self.options, num_microbatches=count)
+                job = replace(self.job, num_microbatches=count)
                 problem = problem_with(
-                    Problem(graph, part, CostModel(part), options),
+                    Problem(graph, part, CostModel(part), job=job),
                     separate_programs=True,
                     arriving=sliced.arriving(stage),
                 )

@@ -110,6 +110,7 @@ __all__ = [
 ]
 
 
+hooks.HOOKS.offer("measure devices", lambda: import_module("autopar.api.calibrate").measured_group)
 hooks.HOOKS.offer("connect to ray", lambda: import_module("autopar.runtime.ray.start").ray_cluster)
 
 

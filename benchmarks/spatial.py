@@ -1,16 +1,16 @@
-"""Bytes that drawn convolution nets with few images send, as shares of those of the best split by hand.
+"""Bytes and CPU seconds of drawn convolution nets with few images, as shares of those of the best split by hand.
 
-``python -m benchmarks.spatial [SEED [COUNT]]`` draws U-Nets and nets for video by a seed, of 1 to 8 images at three
-resolutions. Each is compiled for eight CPU devices as planned, and by `jax.jit` with each of the splits by hand: of
-examples, rows, columns and pairs of these. One parser reads all programs, as in `benchmarks.family_bytes`.
+``python -m benchmarks spatial [--seed N] [--cases N]`` draws nets by a seed: U-Nets, nets for video and denoisers, of 1
+to 8 images at three resolutions. Each is compiled for eight CPU devices as planned, and by `jax.jit` with each split by
+hand: examples, rows, columns, pairs of these, and channels. One parser reads all programs, as in
+`benchmarks.family_bytes`. The programs that send least then run in turns, in CPU seconds of all threads together: as
+planned for this machine (`benchmarks.family_times`) and by hand.
 """
 
 from __future__ import annotations
 
-import os
 import random
-import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -20,13 +20,24 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+import autopar
+from autopar.cluster import Cluster
+from benchmarks import family_times
 from benchmarks.families import Built, by_adam, unet
 from benchmarks.family_bytes import planned, sent_bytes
+from benchmarks.report import Report, Row, Say
 
 P = PartitionSpec
+#: Height up to which pixels of `denoiser` attend to each other.
+MOST_ATTENDED = 32
+#: The axis of a mesh that splits channels of weights.
+CHANNELS = "c"
 #: By name the sizes of the mesh, and the axes of examples, height (or frames) and width (or height).
 SPLITS: Mapping[str, tuple[tuple[int, ...], PartitionSpec]] = MappingProxyType(
     {
+        "columns": ((8,), P(None, None, "a")),
+        "channels": ((1, 1, 8), P()),
+        "rows x channels": ((4, 1, 2), P(None, "a")),
         "examples": ((8,), P("a")),
         "rows": ((8,), P(None, "a")),
         "rows x columns": ((4, 2), P(None, "a", "b")),
@@ -70,6 +81,38 @@ def pooled(batch: int, width: int, size: int, levels: int = 2) -> Built:
     return by_adam(loss, weights, shapes)
 
 
+def denoiser(batch: int, width: int, size: int) -> Built:
+    """Group norms, a strided convolution, attention over pixels and bilinear interpolation, as in diffusion models."""
+    n = 2 * width
+    weights: dict[str, tuple[int, ...]] = {"in": (3, 3, 3, width), "down": (3, 3, width, n), "same": (3, 3, n, n)}
+    weights |= {"query": (n, n), "key": (n, n), "value": (n, n), "up": (3, 3, n, width), "last": (3, 3, 2 * width, 3)}
+
+    def conv(x: jax.Array, w: jax.Array, stride: int = 1) -> jax.Array:
+        numbers = ("NHWC", "HWIO", "NHWC")
+        return lax.conv_general_dilated(x, w, (stride, stride), "SAME", dimension_numbers=numbers)
+
+    def normed(x: jax.Array) -> jax.Array:
+        groups = x.reshape(*x.shape[:3], 4, -1)
+        centred = groups - groups.mean((1, 2, 4), keepdims=True)
+        scaled = centred * lax.rsqrt((centred**2).mean((1, 2, 4), keepdims=True) + 1e-5)
+        return jax.nn.silu(scaled.reshape(x.shape))
+
+    def attended(x: jax.Array, p: Any) -> jax.Array:
+        pixels = x.reshape(x.shape[0], -1, x.shape[-1])
+        scores = jnp.einsum("bqd,bkd->bqk", pixels @ p["query"], pixels @ p["key"]) * x.shape[-1] ** -0.5
+        return x + (jax.nn.softmax(scores) @ (pixels @ p["value"])).reshape(x.shape)
+
+    def loss(p: Any, b: Any) -> Any:
+        whole = conv(b["image"], p["in"])
+        half = conv(normed(whole), p["down"], 2)
+        half = half + conv(normed(half), p["same"])
+        half = attended(half, p) if size <= MOST_ATTENDED else half
+        up = conv(jax.image.resize(half, (*whole.shape[:3], n), "bilinear"), p["up"])
+        return ((conv(normed(jnp.concatenate([up, whole], -1)), p["last"]) - b["image"]) ** 2).mean()
+
+    return by_adam(loss, weights, {"image": jax.ShapeDtypeStruct((batch, size, size, 3), jnp.float32)})
+
+
 def video(batch: int, width: int, size: int, frames: int = 16) -> Built:
     """Three-dimensional convolutions with strides, and a classifier of clips."""
     weights: dict[str, tuple[int, ...]] = {"in": (3, 3, 3, 3, width), "head": (4 * width, 10)}
@@ -91,12 +134,17 @@ def video(batch: int, width: int, size: int, frames: int = 16) -> Built:
     return by_adam(loss, weights, {"clip": clip, "label": jax.ShapeDtypeStruct((batch, 10), jnp.float32)})
 
 
+FAMILIES: Mapping[str, Callable[[int, int, int], Built]] = MappingProxyType(
+    {"unet": unet, "pooled": pooled, "denoiser": denoiser, "video": video}
+)
+
+
 @dataclass(frozen=True)
 class SpatialCase:
     """One net.
 
     Args:
-        family: "unet", "pooled" or "video".
+        family: of `FAMILIES`.
         batch: images or clips.
         width: features of the first level.
         size: height and width.
@@ -107,11 +155,12 @@ class SpatialCase:
     width: int
     size: int
 
+    def __str__(self) -> str:
+        return f"{self.family}, batch {self.batch}, width {self.width}, size {self.size}"
+
     def build(self) -> Built:
         """Its train step."""
-        if self.family == "unet":
-            return unet(self.batch, self.width, self.size)
-        return (pooled if self.family == "pooled" else video)(self.batch, self.width, self.size)
+        return FAMILIES[self.family](self.batch, self.width, self.size)
 
 
 def drawn(seed: int, count: int) -> list[SpatialCase]:
@@ -119,37 +168,85 @@ def drawn(seed: int, count: int) -> list[SpatialCase]:
     rng = random.Random(seed)
     cases = []
     for _ in range(count):
-        family = rng.choice(("unet", "pooled", "video"))
+        family = rng.choice(tuple(FAMILIES))
         sizes = (16, 32) if family == "video" else (32, 64, 128)
         cases.append(SpatialCase(family, rng.choice((1, 2, 4, 8)), rng.choice((8, 12, 16)), rng.choice(sizes)))
     return cases
 
 
-def by_hand(built: Built, split: str) -> float | None:
-    """Bytes that a device sends in the program of a split; None where it divides no examples or rows."""
-    step, (state, batch) = built
+def _shardings(built: Built, split: str) -> tuple[Any, Any] | None:
+    """Shardings of state and batch in a split; None where it divides no examples, rows or channels."""
+    _, (state, batch) = built
     shape, spec = SPLITS[split]
     mesh = jax.make_mesh(shape, ("a", "b", "c")[: len(shape)], axis_types=(AxisType.Auto,) * len(shape))
-    specs = {name: spec if leaf.ndim > 2 else P(spec[0]) for name, leaf in batch.items()}
     sizes = dict(zip(mesh.axis_names, shape, strict=True))
+    specs = {name: spec if leaf.ndim > 2 else P(*spec[:1]) for name, leaf in batch.items()}
     if any(n % sizes.get(a, 1) for k, leaf in batch.items() for n, a in zip(leaf.shape, specs[k], strict=False)):
         return None
-    states = jax.tree.map(lambda _: NamedSharding(mesh, P()), state)
-    batches = {name: NamedSharding(mesh, s) for name, s in specs.items()}
-    compiled: Any = jax.jit(step, in_shardings=(states, batches), out_shardings=(states, None), donate_argnums=0)
-    return sent_bytes(compiled.lower(state, batch).compile().as_text())
+
+    def of_weight(leaf: Any) -> NamedSharding:
+        if "channels" not in split or leaf.ndim < 2 or leaf.shape[-1] % sizes[CHANNELS]:
+            return NamedSharding(mesh, P())
+        return NamedSharding(mesh, P(*[None] * (leaf.ndim - 1), CHANNELS))
+
+    return jax.tree.map(of_weight, state), {name: NamedSharding(mesh, s) for name, s in specs.items()}
 
 
-def main(seed: int = 0, count: int = 8) -> None:
-    """Prints a line a net."""
-    for case in drawn(seed, count):
-        built = case.build()
-        sent = {split: by_hand(built, split) for split in SPLITS}
-        best, least = min(((k, n) for k, n in sent.items() if n is not None), key=lambda e: e[1])
-        ours = planned(built)
-        print(f"{case}: {ours / least:.3f} of {best} ({ours:.0f} of {least:.0f} bytes)", flush=True)
+def compiled_by_hand(built: Built, split: str) -> tuple[Any, Any] | None:
+    """The program of a split with its shardings; None where it divides no examples, rows or channels."""
+    step, (state, batch) = built
+    shardings = _shardings(built, split)
+    if shardings is None:
+        return None
+    jitted: Any = jax.jit(step, in_shardings=shardings, out_shardings=(shardings[0], None))
+    return jitted.lower(state, batch).compile(), shardings
 
 
-if __name__ == "__main__":
-    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
-    main(*map(int, sys.argv[1:]))
+def by_hand(built: Built, split: str) -> float | None:
+    """Bytes that a device sends in the program of a split; None where it divides no examples, rows or channels."""
+    made = compiled_by_hand(built, split)
+    return None if made is None else sent_bytes(made[0].as_text())
+
+
+def seconds(built: Built, cluster: Cluster, splits: Mapping[str, float]) -> dict[str, float]:
+    """Least CPU seconds of a step as planned for a cluster, and of each of ``splits``; see `family_times.seconds`."""
+    step, shapes = built
+    state, batch = family_times.drawn(shapes)
+    function = autopar.parallelize(step, cluster=cluster, num_stages=1, num_microbatches=1)
+    placed = function.shard(state, batch)
+    programs: dict[str, Callable[[], Any]] = {"planned": lambda: function(*placed)}
+    for split in splits:
+        made = compiled_by_hand(built, split)
+        assert made is not None
+        given = jax.device_put(state, made[1][0]), jax.device_put(batch, made[1][1])
+        programs[split] = lambda program=made[0], given=given: program(*given)  # type: ignore[misc]
+    return family_times.seconds(programs)
+
+
+def measure(case: SpatialCase, cluster: Cluster | None) -> Row:
+    """The row of a net; without a cluster nothing runs."""
+    built = case.build()
+    every = {split: by_hand(built, split) for split in SPLITS}
+    sent = {split: n for split, n in every.items() if n is not None}
+    best = min(sent, key=lambda split: sent[split])
+    row: Row = {"case": str(case), "best": best, "bytes": planned(built), "best_bytes": sent[best]}
+    row["bytes/best"] = row["bytes"] / row["best_bytes"]
+    if cluster is not None:
+        took = seconds(built, cluster, sent)
+        planned_s = took.pop("planned")
+        fastest = min(took, key=lambda split: took[split])
+        row |= {"fastest": fastest, "cpu_s": planned_s, "best_cpu_s": took[fastest]}
+        row["cpu/best"] = planned_s / took[fastest]
+    return row
+
+
+def run(quick: bool, say: Say, seed: int = 0, count: int = 8) -> Report:
+    """The benchmark; ``quick`` measures the bytes of one net."""
+    cluster = None if quick else family_times.measured_cluster()
+    rows = []
+    for case in drawn(seed, 1 if quick else count):
+        rows.append(measure(case, cluster))
+        say(f"spatial: {rows[-1]}")
+    met = all(row["bytes/best"] <= 1.0 and row.get("cpu/best", 1.0) <= 1.05 for row in rows)
+    target = "bytes at most those of the best split by hand, CPU seconds at most 1.05 of the fastest"
+    return Report("spatial", target, tuple(rows), met, (f"seed {seed}",), measured=("cpu_s", "best_cpu_s", "cpu/best"))

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import os
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import jax
 
+from autopar._compat.devices import local_devices
+from autopar._compat.kept import CACHE_VARIABLE
+from autopar._compat.machine import jax_version, machine_name
 from autopar._compat.private import write_whole
 from autopar.cluster import Cluster, NodeGroup
+from autopar.cluster.file import parse
+from autopar.cluster.kept import kept_path
 from autopar.cost.calibrated_file import Circumstances, MeasuredGroup, file_text
 from autopar.cost.calibrated_kinds import fit_kinds
 from autopar.cost.calibration import Calibration, Sample, fit
 from autopar.cost.links import LinkSample, fit_network
 from autopar.errors import ClusterError
-from autopar.runtime.measuring import Effort, machine_name, measure_devices
+from autopar.runtime.measuring import HERE, Effort, measure_devices
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.runtime.ray.measured import MeasuredKind, measure_workers
 
@@ -52,6 +59,7 @@ def calibrate(
     devices: Sequence[Any] | None = None,
     cluster: Cluster | None = None,
     effort: Effort | None = None,
+    keep: bool = False,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Calibrated:
     """Measures products, convolutions, memory, launches and collectives of devices; fits a cluster file to them.
@@ -64,24 +72,47 @@ def calibrate(
         devices: jax devices of one kind; None takes all of this process.
         cluster: what `autopar.Cluster.ray` returned; its workers are measured instead of this process's devices.
         effort: sizes and repetitions.
+        keep: whether this machine keeps the figures, for `Cluster.local`.
         progress: called with a line when a phase begins.
 
     Raises:
         ClusterError: the devices are of several kinds, or of one that no cluster file knows; the cluster is not of
-            Ray, has fewer than two workers, or they do not start.
+            Ray, has fewer than two workers, or they do not start; ``keep`` where nothing is kept, or of Ray.
         WorkerLostError: a worker was lost while it measured.
     """
     effort = effort or Effort()
     if cluster is not None:
+        if keep:
+            raise ClusterError("keep= is for the devices of this process, not for workers", remedy="save the file")
         return _calibrate_workers(name, devices, cluster, effort, progress)
     measured_devices = list(jax.local_devices() if devices is None else devices)
-    group = Cluster.local(measured_devices).groups[0]
+    path = _kept_path(measured_devices) if keep else None
+    group = Cluster.local(measured_devices, figures="list").groups[0]
     samples = measure_devices(measured_devices, effort, progress)
-    how = Circumstances(
-        datetime.date.today(), machine_name(measured_devices[0]), f"jax {metadata.version('jax')}", effort.repeats
-    )
+    named = machine_name(measured_devices[0].platform, measured_devices[0].device_kind)
+    how = Circumstances(datetime.date.today(), named, jax_version(), effort.repeats)
     calibration = fit(samples)
-    return _calibrated(name, samples, [MeasuredGroup(group, calibration, how, kinds=fit_kinds(samples, calibration))])
+    measured = MeasuredGroup(group, calibration, how, kinds=fit_kinds(samples, calibration))
+    calibrated = _calibrated(name, samples, [measured])
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        calibrated.save(str(path))
+    return calibrated
+
+
+def measured_group(devices: Sequence[Any] | None) -> NodeGroup:
+    """The node of devices of this process, measured in seconds, and kept where anything is."""
+    measured_devices = list(jax.local_devices() if devices is None else devices)
+    here = local_devices(measured_devices)
+    calibrated = calibrate("here", devices=measured_devices, effort=HERE, keep=kept_path(os.environ, here) is not None)
+    return parse(tomllib.loads(calibrated.text), "here")[1][0]
+
+
+def _kept_path(devices: Sequence[Any]) -> Path:
+    path = kept_path(os.environ, local_devices(devices))
+    if path is None:
+        raise ClusterError(f"{CACHE_VARIABLE} says that nothing is kept", remedy="save the file, and load it by path")
+    return path
 
 
 def _calibrate_workers(
@@ -118,7 +149,7 @@ def _unmeasured(cluster: RayCluster, kind: MeasuredKind) -> NodeGroup:
     """The group of workers of one kind as it would be planned for without measuring."""
     group = cluster.groups[0]
     if kind.facts.device_kind not in group.device.jax_kinds:
-        group = Cluster.local([kind.facts]).groups[0]
+        group = Cluster.local([kind.facts], figures="list").groups[0]
     limit = kind.facts.memory_bytes or group.device.memory_bytes
     device = dataclasses.replace(group.device, memory_bytes=min(group.device.memory_bytes, limit))
     return dataclasses.replace(group, count=len(kind.workers), devices_per_node=kind.facts.devices, device=device)

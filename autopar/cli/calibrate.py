@@ -17,7 +17,12 @@ _HERE = "here"
 
 
 @click.command(cls=Command, name="calibrate")
-@click.option("-o", "--output", metavar="FILE", required=True, help="Cluster file to write, as mine.toml.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    help="Cluster file to write, as mine.toml.  [default: kept for this machine, where Cluster.local() reads it]",
+)
 @click.option(
     "--cpu-devices",
     type=click.IntRange(min=1),
@@ -37,7 +42,7 @@ _HERE = "here"
 @click.option("--quick", is_flag=True, help="Few sizes and repetitions: a minute or so, not several, and rough.")
 @options.quiet_option
 def command(
-    output: str,
+    output: str | None,
     cpu_devices: int | None,
     ray: str | None,
     workers: int | None,
@@ -49,11 +54,15 @@ def command(
 
     Matrix products, memory, what starting an operator costs, and collectives are timed on all devices of this process
     at once, collectives in groups of several sizes; with --ray on one worker of each kind, and transfers between
-    workers besides. The file holds what was fitted, with the date and the spread; plan with --cluster FILE.
+    workers besides. The file holds what was fitted, with the date and the spread; plan with --cluster FILE. Without -o
+    this machine keeps it, and plans for the devices at hand use it.
     """
-    if not Path(output).absolute().parent.is_dir():
+    if output is None:
+        if ray is not None:
+            raise click.UsageError("--ray needs -o: this machine keeps figures of its own devices alone")
+    elif not Path(output).absolute().parent.is_dir():
         raise click.BadParameter(f"there is no folder {str(Path(output).parent)!r}", param_hint="-o")
-    if not output.endswith(".toml"):
+    if output is not None and not output.endswith(".toml"):
         raise click.BadParameter("cluster files end in .toml", param_hint="-o")
     if workers is not None and ray is None:
         raise click.UsageError("--workers is for --ray")
@@ -64,9 +73,9 @@ def command(
         say("loading jax")
         effort = import_module("autopar.runtime.measuring").QUICK if quick else None
         calibrate = import_module("autopar.api.calibrate").calibrate
-        name = name or Path(output).stem
+        name = name or ("here" if output is None else Path(output).stem)
         if ray is None:
-            calibrated = calibrate(name, effort=effort, progress=say)
+            calibrated = calibrate(name, effort=effort, keep=output is None, progress=say)
         else:
             say("connecting to Ray")
             connect = import_module("autopar.cluster").Cluster.ray
@@ -74,5 +83,6 @@ def command(
             address = None if ray == _HERE else ray
             with connect(address, workers=workers, devices_per_worker=cpu_devices, devices=kind) as cluster:
                 calibrated = calibrate(name, cluster=cluster, effort=effort, progress=say)
-    write_file(output, calibrated.text)
+    if output is not None:
+        write_file(output, calibrated.text)
     click.echo(calibrated.text, nl=False)

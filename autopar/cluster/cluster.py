@@ -21,6 +21,7 @@ from autopar.cluster.device import Device
 from autopar.cluster.file import parse, plain
 from autopar.cluster.group import NodeGroup
 from autopar.cluster.here import groups_of, one_node
+from autopar.cluster.kept import Figures, figures_of, kept_group
 from autopar.cluster.mesh import LogicalMesh
 from autopar.cluster.ray_options import Devices, RayOptions, Transport
 from autopar.errors import ClusterError
@@ -74,25 +75,37 @@ class Cluster:
         return cluster if nodes is None else cluster.with_nodes(nodes)
 
     @staticmethod
-    def local(devices: Sequence[Any] | None = None) -> Cluster:
+    def local(devices: Sequence[Any] | None = None, *, figures: Figures | None = None) -> Cluster:
         """This process's jax devices, as one node; under `jax.distributed` those of all processes, as several.
 
-        Figures are those of the file that knows the kind of device; memory is the least of the file's and of
-        what jax may allocate. CPU devices have the figures of ``local-cpu``. Of several processes each is a node with
-        CPUs, each machine with GPUs, each host of a slice with TPUs; several slices are a node each.
+        Figures are those that this machine keeps of such devices (`autopar.calibrate` measures them), else those of the
+        file that knows the kind of device; memory is the least of the file's and of what jax may allocate. CPU devices
+        have the figures of ``local-cpu``. Of several processes each is a node with CPUs, each machine with GPUs, each
+        host of a slice with TPUs; several slices are a node each. They have figures of files, which are the same in
+        all processes.
 
         Args:
             devices: `jax.Device` objects of one kind, or None for all: of this process, or of all that jax joined.
+            figures: "auto" as above, "list" for figures of files alone, "measured" to measure them now where the
+                machine keeps none, which takes seconds. None: what ``AUTOPAR_FIGURES`` says, else "auto".
 
         Raises:
-            ClusterError: no devices, several kinds in one process, or a kind that no file knows.
+            ClusterError: no devices, several kinds in one process, a kind that no file knows, or other figures.
         """
+        wanted = figures_of(figures, os.environ)
         devices_here = local_devices(devices)
         kinds = sorted({d.kind for d in devices_here})
         several = len({d.process for d in devices_here}) > 1
         if not kinds or (len(kinds) > 1 and not several):
             what = f"kinds {', '.join(kinds)}" if kinds else "no devices"
             raise ClusterError(f"a local cluster needs devices of one kind, not {what}", remedy="pass devices=")
+        if not several and wanted != "list":
+            kept = kept_group(os.environ, devices_here)
+            if kept is None and wanted == "measured":
+                kept = HOOKS.function("measure devices")(devices)
+            if kept is not None:
+                name = f"local-{devices_here[0].platform}, measured {kept.measured}"
+                return Cluster(name, (one_node(devices_here, kept),))
         sources = {k: _cluster_of("cpu" if devices_here[0].platform == "cpu" else k) for k in kinds}
         groups: list[NodeGroup] = []
         for kind, source in sources.items():

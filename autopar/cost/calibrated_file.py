@@ -90,7 +90,7 @@ def _group(measured: MeasuredGroup) -> list[str]:
         f"# Chains of tiny products; spread {fitted.chain_spread:.1%}. "
         f"A call of a program costs {fitted.call_s:.2g} s.",
         f"launch_s = {fitted.launch_s:.4g}",
-        *_kinds(measured.kinds),
+        *_kinds(measured.kinds, d.few_features),
         "",
         "[groups.intra]",
     ]
@@ -128,7 +128,7 @@ def _inter(measured: MeasuredGroup) -> list[str]:
     return lines
 
 
-def _kinds(kinds: Kinds) -> list[str]:
+def _kinds(kinds: Kinds, few_features: int) -> list[str]:
     spreads = {k: f"spread {s:.1%}." for k, s in kinds.spreads}
     lines = []
     if kinds.convolution:
@@ -137,6 +137,13 @@ def _kinds(kinds: Kinds) -> list[str]:
     if kinds.kernel_gradient:
         lines += ["# Gradients of their kernels; " + spreads["kernel gradient"]]
         lines += [f"kernel_gradient_efficiency = {_curve(kinds.kernel_gradient)}"]
+    if kinds.features and kinds.gradient_features:
+        lines += ["# Of both what few features of the result reach."]
+        lines += [f"convolution_features = {_curve(kinds.features)}"]
+        lines += [f"kernel_gradient_features = {_curve(kinds.gradient_features)}"]
+    if kinds.gradient_images and few_features:
+        lines += ["# Of gradients of kernels of few features what few images reach."]
+        lines += [f"kernel_gradient_images = {_curve(kinds.gradient_images)}", f"few_features = {few_features}"]
     if kinds.reorder:
         lines += ["# Operands copied in another order, [bytes between neighbours, share]; " + spreads["reorder"]]
         lines += [f"reorder_efficiency = {_curve(kinds.reorder, 5)}"]

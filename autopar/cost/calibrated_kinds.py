@@ -2,6 +2,8 @@
 
 convolutions    of the peak of products, what they reach by FLOPs: geometric mean over images and features; those of
                 kernels' gradients by themselves
+few features    of that, what convolutions and gradients of kernels reach whose results have few features
+few images      of what it reaches with most images, that of a kernel's gradient that sums over few
 other orders    bytes of memory bandwidth reached by a copy that brings elements side by side that lay apart
 short sums      likewise of sums, by the bytes that lie side by side and go into one result
 functions       seconds an element beyond those of a multiplication and an addition
@@ -24,7 +26,10 @@ _LIKE: Mapping[str, str] = MappingProxyType(
 )
 #: Of the seconds of a multiplication and an addition; a function that takes less longer is not told apart from them.
 _LEAST_LONGER = 0.05
-_KINDS = ("convolution", "kernel gradient", "reorder", "reduction", "function", "first touch")
+_KINDS = (
+    "convolution", "kernel gradient", "features of convolution", "features of kernel gradient", "images",
+    "reorder", "reduction", "function", "first touch",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,9 @@ class Kinds:
     Args:
         convolution: share of the peak of products by FLOPs.
         kernel_gradient: likewise.
+        features: share of ``convolution`` by features of the result.
+        gradient_features: likewise of ``kernel_gradient``.
+        gradient_images: share of what most images reach, by images.
         reorder: share of the bandwidth of memory by stride.
         reduction: likewise of sums by run.
         first_touch_bandwidth: bytes/s.
@@ -43,6 +51,9 @@ class Kinds:
 
     convolution: Curve | None = None
     kernel_gradient: Curve | None = None
+    features: Curve | None = None
+    gradient_features: Curve | None = None
+    gradient_images: Curve | None = None
     reorder: Curve | None = None
     reduction: Curve | None = None
     first_touch_bandwidth: float | None = None
@@ -59,16 +70,21 @@ def fit_kinds(samples: Sequence[Sample], calibration: Calibration) -> Kinds:
     """
     by_kind: dict[str, list[Sample]] = {}
     for s in samples:
-        by_kind.setdefault(s.name if s.what == "convolution" else s.what, []).append(s)
+        kind = s.name if s.what == "convolution" else f"{s.what} of {s.name}" if s.what == "features" else s.what
+        by_kind.setdefault(kind, []).append(s)
     kinds = {k: by_kind.get(k, []) for k in _KINDS}
 
     def busy(s: Sample) -> float:
         return busy_s(s, calibration.call_s, calibration.launch_s)
 
     peak_flops = dict(calibration.products)["f32"].peak
+    convolution, gradient = (_convolution(kinds[k], busy, peak_flops) for k in ("convolution", "kernel gradient"))
     return Kinds(
-        _convolution(kinds["convolution"], busy, peak_flops),
-        _convolution(kinds["kernel gradient"], busy, peak_flops),
+        convolution,
+        gradient,
+        _features(kinds["features of convolution"], busy, peak_flops, convolution),
+        _features(kinds["features of kernel gradient"], busy, peak_flops, gradient),
+        _images(kinds["images"], busy),
         _by_side(kinds["reorder"], busy, calibration.memory),
         _by_side(kinds["reduction"], busy, calibration.memory),
         _first_touch(kinds["first touch"], busy, calibration.memory),
@@ -82,6 +98,21 @@ def _convolution(samples: Sequence[Sample], busy: Callable[[Sample], float], pea
         return None
     rate = rate_of(samples, busy)
     return Curve(tuple((n, _share(e * rate.peak, peak_flops)) for n, e in rate.efficiency.points))
+
+
+def _features(
+    samples: Sequence[Sample], busy: Callable[[Sample], float], peak_flops: float, many: Curve | None
+) -> Curve | None:
+    if not samples or many is None:
+        return None
+    points = {s.count: _share(s.amount / busy(s), peak_flops * many.at(s.amount)) for s in samples}
+    return Curve(tuple((float(n), share) for n, share in sorted(points.items())))
+
+
+def _images(samples: Sequence[Sample], busy: Callable[[Sample], float]) -> Curve | None:
+    rates = {s.count: s.amount / busy(s) for s in samples}
+    most = rates[max(rates)] if rates else 0.0
+    return Curve(tuple((float(n), _share(rate, most)) for n, rate in sorted(rates.items()))) if rates else None
 
 
 def _by_side(samples: Sequence[Sample], busy: Callable[[Sample], float], memory: Rate) -> Curve | None:

@@ -27,6 +27,9 @@ class Effort:
         least_s: seconds that a program should take: short work is done several times in it.
         repeats: how often each program, and each transfer, is timed.
         images: sides of the images of convolutions; the smaller, the more features they have.
+        features: of results of convolutions, and of gradients of kernels.
+        summed_images: over which gradients of kernels sum.
+        feature_side: height and width of the images of both.
         strides: bytes between elements that a copy in another order brings side by side.
         runs_bytes: bytes side by side that a sum adds up.
         summed_bytes: of a sum's operand.
@@ -42,6 +45,9 @@ class Effort:
     least_s: float = 2e-2
     repeats: int = 9
     images: tuple[int, ...] = (8, 16, 32)
+    features: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128)
+    summed_images: tuple[int, ...] = (1, 2, 4, 8)
+    feature_side: int = 48
     strides: tuple[int, ...] = (128, 512, 1 << 10, 1 << 11, 1 << 12, 1 << 13, 1 << 16, 1 << 19)
     runs_bytes: tuple[int, ...] = (32, 64, 256, 1024)
     summed_bytes: int = 1 << 22
@@ -58,12 +64,32 @@ QUICK = Effort(
     least_s=2e-4,
     repeats=3,
     images=(8,),
+    features=(1, 8, 64),
+    summed_images=(1, 8),
+    feature_side=16,
     strides=(1024, 4096),
     runs_bytes=(64, 1024),
     summed_bytes=1 << 18,
     elements=1 << 12,
     transfers=(1 << 10, 1 << 16, 1 << 22),
     pairs=6,
+)
+#: Seconds of measuring, for plans on the machine that measures.
+HERE = Effort(
+    products=(64, 256, 512),
+    copies=(1 << 12, 1 << 16, 1 << 20, 1 << 22),
+    collectives=(1 << 12, 1 << 16, 1 << 20),
+    least_s=1e-3,
+    repeats=3,
+    images=(8, 16),
+    features=(1, 4, 8, 16, 32, 64),
+    summed_images=(1, 2, 8),
+    feature_side=32,
+    strides=(1024, 4096),
+    runs_bytes=(64, 1024),
+    summed_bytes=1 << 20,
+    elements=1 << 14,
+    first_touch=1 << 24,
 )
 
 
@@ -79,6 +105,7 @@ class Case:
         make: compiles it.
         repeated: whether it is run so often that it takes long enough.
         side_bytes: of a copy in another order or a sum.
+        count: of features or images.
     """
 
     what: What
@@ -88,6 +115,7 @@ class Case:
     make: Callable[[int], Callable[[], Any]]
     repeated: bool = True
     side_bytes: int = 0
+    count: int = 0
 
 
 def program(mesh: Mesh, body: Callable[..., Any], shapes: Sequence[tuple[tuple[int, ...], Any]]) -> Callable[[], Any]:

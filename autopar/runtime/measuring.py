@@ -9,10 +9,8 @@ over cores are counted, which other work on the machine makes no longer.
 from __future__ import annotations
 
 import os
-import platform
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,7 +19,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from autopar.cost.calibration import Sample, What
-from autopar.runtime.cases import AXIS, QUICK, Case, Effort, looped, program
+from autopar.runtime.cases import AXIS, HERE, QUICK, Case, Effort, looped, program
 from autopar.runtime.measuring_collectives import collective_cases
 from autopar.runtime.measuring_kinds import special_cases
 
@@ -30,7 +28,7 @@ _MOST_RUNS = 1 << 16
 _PROBES = 5
 _CHAINS = (8, 32, 128)
 
-__all__ = ["QUICK", "Effort", "machine_name", "measure_devices"]
+__all__ = ["HERE", "QUICK", "Effort", "measure_devices"]
 
 
 def measure_devices(
@@ -57,7 +55,7 @@ def measure_devices(
         for (_, run), seconds_of_case in zip(ready, seconds, strict=True):
             seconds_of_case.append(_time(run, clock))
     return tuple(
-        Sample(c.what, c.name, c.amount, runs, c.group, tuple(seconds_of_case), c.side_bytes)
+        Sample(c.what, c.name, c.amount, runs, c.group, tuple(seconds_of_case), c.side_bytes, c.count)
         for c, (runs, _), seconds_of_case in zip(cases, ready, seconds, strict=True)
     )
 
@@ -77,18 +75,6 @@ def clock_of(platform: str, devices: int, cores: int) -> Callable[[], float]:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def machine_name(device: Any) -> str:
-    """What a device is called: of the CPU the processor, or its architecture where the system does not say."""
-    if device.platform != "cpu":
-        return str(device.device_kind)
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    return model or platform.machine()
 
 
 def _prepared(case: Case, effort: Effort, clock: Callable[[], float]) -> tuple[int, Callable[[], Any]]:

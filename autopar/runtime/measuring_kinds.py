@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
 
+from autopar.cost.calibration import What
 from autopar.runtime.cases import Case, Effort, looped, program
 
 #: By primitive; those that take no longer than an addition are left out.
@@ -30,6 +32,8 @@ _FUNCTIONS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
 _IMAGES, _FEATURES = 16, 2048
 _ROWS, _SUMMED, _MOST_BYTES = 2048, 4, 1 << 23
 _WIDTH = 256
+#: Features of the operand of a convolution with few of its own, and of one that sums over few images.
+_FEW_TAKEN, _FEW_FEATURES = 16, 8
 _GROUPS = 8
 
 
@@ -42,6 +46,7 @@ def special_cases(mesh: Mesh, effort: Effort) -> list[Case]:
     """
     return [
         *_convolutions(mesh, effort),
+        *_few(mesh, effort),
         *_reorders(mesh, effort),
         *_sums(mesh, effort),
         *_functions(mesh, effort),
@@ -76,6 +81,32 @@ def _convolutions(mesh: Mesh, effort: Effort) -> list[Case]:
 
     kinds = ("convolution", "kernel gradient")
     return [case(name, side, window) for name in kinds for side in effort.images for window in (1, 3)]
+
+
+def _few(mesh: Mesh, effort: Effort) -> list[Case]:
+    """Convolutions of 3 x 3 with few features, and gradients of their kernels, also of few images."""
+
+    def convolve(x: Any, w: Any) -> Any:
+        return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    def case(what: What, name: str, images: int, features: int, count: int) -> Case:
+        side, taken = effort.feature_side, _FEW_TAKEN if what == "features" else features
+        image, kernel = (images, side, side, taken), (3, 3, taken, features)
+        result = (images, side, side, features)
+        flops = 2.0 * images * side**2 * 9 * taken * features
+
+        def gradient(x: Any, y: Any) -> Any:
+            return jax.linear_transpose(lambda w: convolve(x, w), jnp.zeros(kernel, jnp.float32))(y)[0]
+
+        def make(runs: int) -> Callable[[], Any]:
+            body, second = (convolve, kernel) if name == "convolution" else (gradient, result)
+            return program(mesh, body, [(image, jnp.float32), (second, jnp.float32)])
+
+        return Case(what, name, flops, 1, make, repeated=False, count=count)
+
+    kinds = ("convolution", "kernel gradient")
+    few = [case("features", name, max(effort.summed_images), n, n) for name in kinds for n in effort.features]
+    return few + [case("images", kinds[1], n, _FEW_FEATURES, n) for n in effort.summed_images]
 
 
 def _reorders(mesh: Mesh, effort: Effort) -> list[Case]:

@@ -23,33 +23,12 @@ from typing import Any
 
 import numpy as np
 
+from autopar._compat.kept import CACHE_VARIABLE, cache_root
 from autopar._compat.private import private_folder, read_kept, write_whole
 
-#: Environment variable that names the folder of what autopar keeps, or turns that off.
-CACHE_VARIABLE = "AUTOPAR_CACHE_DIR"
-
-_OFF = ("", "0", "none", "off")
 _SUFFIX = ".kernel"
 _UNUSED_S = 60 * 86400.0  # after which a file is removed
 _MOST_BYTES = 2**26
-
-
-def cache_root(environment: Mapping[str, str]) -> Path | None:
-    """The folder of what autopar keeps of a user's programs; None where the environment turns that off.
-
-    Args:
-        environment: variables. `CACHE_VARIABLE` is a folder, or one of "", "0", "none" and "off" for none. Without it
-            the folder is ``autopar`` in ``XDG_CACHE_HOME``, or in ``~/.cache`` where that is no absolute path.
-    """
-    asked = environment.get(CACHE_VARIABLE)
-    if asked is not None and asked.strip().lower() in _OFF:
-        return None
-    shared = Path(environment.get("XDG_CACHE_HOME", ""))
-    folder = Path(asked) if asked is not None else (shared if shared.is_absolute() else Path("~/.cache")) / "autopar"
-    try:
-        return folder.expanduser()
-    except RuntimeError:  # the user has no home directory
-        return None
 
 
 def kernel_folder(environment: Mapping[str, str]) -> Path:

@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
+from autopar._compat.kept import CACHE_VARIABLE
 from autopar.cluster import Cluster
-from autopar.solver.kernel_cache import CACHE_VARIABLE
 from benchmarks.published import kept
 from benchmarks.published.plans import shape_of, stage_cluster
 from benchmarks.published.transformer import TrainingPlan, TransformerSpec

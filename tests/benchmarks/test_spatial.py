@@ -6,13 +6,13 @@ import jax
 import pytest
 
 from benchmarks.family_bytes import planned
-from benchmarks.spatial import SPLITS, by_hand, drawn
+from benchmarks.spatial import FAMILIES, SPLITS, by_hand, drawn
 
 
 def test_a_seed_draws_the_same_nets() -> None:
     cases = drawn(3, 20)
     assert cases == drawn(3, 20) and cases[:5] == drawn(3, 5) and cases != drawn(4, 20)
-    assert {c.family for c in cases} == {"unet", "pooled", "video"} and {c.batch for c in cases} == {1, 2, 4, 8}
+    assert {c.family for c in cases} == set(FAMILIES) and {c.batch for c in cases} == {1, 2, 4, 8}
     step, args = next(c for c in cases if c.family == "pooled").build()
     state, loss = jax.eval_shape(step, *args)
     assert [x.shape for x in jax.tree.leaves(state)] == [x.shape for x in jax.tree.leaves(args[0])]

@@ -16,8 +16,8 @@ from tests.cost.test_calibration import BANDWIDTH, CALL_S, FLOPS, HOW, LAUNCH_S,
 NEW, EXP_S, PLAIN_S = 2e9, 3e-10, 1e-10
 
 
-def _sample(what, name, amount, once_s, side_bytes=0, runs=1000):
-    return Sample(what, name, amount, runs, 1, (CALL_S + runs * (LAUNCH_S + once_s),) * 3, side_bytes)
+def _sample(what, name, amount, once_s, side_bytes=0, runs=1000, count=0):
+    return Sample(what, name, amount, runs, 1, (CALL_S + runs * (LAUNCH_S + once_s),) * 3, side_bytes, count)
 
 
 def _kinds(reached=0.5, stride_share=0.02, exp_s=EXP_S, new=NEW):
@@ -25,6 +25,12 @@ def _kinds(reached=0.5, stride_share=0.02, exp_s=EXP_S, new=NEW):
     for share in (reached, 4 * reached):  # images of two sizes: their geometric mean
         found.append(_sample("convolution", "convolution", 2.0**27, 2.0**27 / (FLOPS * share)))
         found.append(_sample("convolution", "kernel gradient", 2.0**27, 2.0**27 / (FLOPS * share / 8)))
+    # One feature reaches a fourth of what many do, of gradients a tenth, and one image a third of what two do.
+    work = 2.0**27
+    for kind, share, few in (("convolution", 2 * reached, 0.25), ("kernel gradient", reached / 4, 0.1)):
+        found += [_sample("features", kind, work, work / (FLOPS * share * e), count=n) for n, e in ((1, few), (8, 1))]
+    for images, part in ((1, 1), (2, 3)):
+        found += [_sample("images", "kernel gradient", work, work / (FLOPS * 0.03 * part), count=images)]
     found += [_sample("reorder", "f32", 1e7, 1e7 / (BANDWIDTH * stride_share * k), 1024 // k) for k in (1, 2)]
     found += [_sample("reduction", "f32", 1e7, 1e7 / (BANDWIDTH * 0.1), 64)]
     found += [_sample("function", "", 1e5, 1e5 * PLAIN_S), _sample("function", "exp", 1e5, 1e5 * (PLAIN_S + exp_s))]
@@ -41,12 +47,16 @@ def test_known_figures_are_found_again(reached, stride_share, exp_s, new):
     assert found.convolution is not None and found.kernel_gradient is not None
     assert found.convolution.at(2.0**27) == pytest.approx(2 * reached, rel=1e-6)
     assert found.kernel_gradient.at(2.0**27) == pytest.approx(2 * reached / 8, rel=1e-6)
+    assert found.features is not None and found.gradient_features is not None and found.gradient_images is not None
+    assert [found.features.at(n) for n in (1, 8)] == pytest.approx([0.25, 1], rel=1e-6)
+    assert [found.gradient_features.at(n) for n in (1, 8)] == pytest.approx([0.1, 1], rel=1e-6)
+    assert [found.gradient_images.at(n) for n in (1, 2)] == pytest.approx([1 / 3, 1], rel=1e-6)
     assert found.reorder is not None and found.reduction is not None
     assert [found.reorder.at(n) for n in (1024, 512)] == pytest.approx([stride_share, 2 * stride_share], rel=1e-6)
     assert found.reduction.at(64) == pytest.approx(0.1, rel=1e-6)
     assert dict(found.function_s) == pytest.approx({"exp": exp_s, "exp2": exp_s}, rel=1e-4)
     assert found.first_touch_bandwidth == pytest.approx(new, rel=1e-3)
-    assert dict(found.spreads) == dict.fromkeys(dict(found.spreads), 0.0) and len(found.spreads) == 6
+    assert dict(found.spreads) == dict.fromkeys(dict(found.spreads), 0.0) and len(found.spreads) == 9
 
 
 def test_what_was_not_measured_is_left_out():

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from autopar._compat.kept import CACHE_VARIABLE, cache_root
 from autopar._compat.private import write_private
-from autopar.solver.kernel_cache import CACHE_VARIABLE, KernelCache, cache_root, kernel_folder
+from autopar.solver.kernel_cache import KernelCache, kernel_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 

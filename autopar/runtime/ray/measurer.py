@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import jax
 
-from autopar.runtime.measuring import machine_name, measure_devices
+from autopar._compat.machine import machine_name
+from autopar.runtime.measuring import measure_devices
 from autopar.runtime.ray.messages import (
     Connect,
     DeviceFacts,
@@ -52,7 +53,7 @@ class Measurer:
         """What the devices are: a `DeviceFacts`."""
         devices = self._devices()
         memory = None if devices[0].platform == "cpu" else (devices[0].memory_stats() or {}).get("bytes_limit")
-        name, versions = machine_name(devices[0]), f"jax {jax.__version__}"
+        name, versions = machine_name(devices[0].platform, devices[0].device_kind), f"jax {jax.__version__}"
         return encode(DeviceFacts(devices[0].platform, devices[0].device_kind, len(devices), memory, name, versions))
 
     def measure(self, message: bytes) -> bytes:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from autopar._compat.kept import CACHE_VARIABLE, cache_root
 from autopar.search.cache.store import PlanCache
-from autopar.solver.kernel_cache import CACHE_VARIABLE, cache_root
 
 #: Environment variable that names the folder of what autopar keeps, or turns that off.
 VARIABLE = CACHE_VARIABLE

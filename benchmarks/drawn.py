@@ -176,6 +176,7 @@ def measure(case: Case, compare: bool, limit_s: float = CPU_LIMIT_S) -> Row:
         row.update(step_s=plan.step_time, bound_s=plan.search.lower_bound, stages=plan.num_stages)
         row.update(microbatches=plan.num_microbatches, phases=_text(plan.phases))
         row["bound_holds"] = (plan.search.lower_bound or 0.0) <= plan.step_time
+        row["over_estimates"] = over_estimates(plan)
     except (autopar.AutoparError, CpuLimitError) as error:
         row["error"] = str(error) if isinstance(error, CpuLimitError) else type(error).__name__
         row["in_time"] = not isinstance(error, CpuLimitError)
@@ -190,6 +191,15 @@ def measure(case: Case, compare: bool, limit_s: float = CPU_LIMIT_S) -> Row:
         if fastest_s is not None:
             row.update(times_the_best_asked=row["step_s"] / fastest_s, best_asked=_text(fastest.items()))
     return row
+
+
+def over_estimates(plan: Plan) -> dict[str, list[float]]:
+    """By relaxation the times of its estimate that the plans of its regions take, as the trail has them."""
+    ratios: dict[str, list[float]] = {}
+    for row in plan.search.trail:
+        if row.estimate_s and row.seconds is not None:
+            ratios.setdefault(row.why, []).append(row.seconds / row.estimate_s)
+    return ratios
 
 
 def first_near_s(plan: Plan, wall_s: float) -> float:
@@ -285,6 +295,15 @@ def summary(rows: Sequence[Row], seed: int) -> Report:
         notes += (
             f"gaps to the bound: median {statistics.median(gaps):.1%}, {useful} of {len(gaps)} below {USELESS:.0%}",
         )
+    ratios_of: dict[str, list[float]] = {}
+    for row in rows:
+        for name, some in row.get("over_estimates", {}).items():
+            ratios_of.setdefault(name, []).extend(some)
+    notes += tuple(
+        f"plans over {name}: {len(some)}; least, median and most "
+        f"{min(some):.3f}, {statistics.median(some):.3f}, {max(some):.3f}"
+        for name, some in sorted(ratios_of.items())
+    )
     compared = f"free against asked: {len(ratios)} cases, worst {max(ratios, default=1.0):.4f}"
     target = f"median {TARGETS_S[0]}, 95th {TARGETS_S[1]}, worst {TARGETS_S[2]} s; bounds hold; free <= {AS_FAST} asked"
     return Report(

@@ -22,7 +22,8 @@ def outcome_text(row: TrailRow, best_s: float) -> str:
         best_s: seconds of the chosen plan.
     """
     if row.outcome == PLANNED and row.seconds is not None:
-        return f"planned: {seconds_text(row.seconds)}" + _more(row.seconds, best_s)
+        expected = "" if row.estimate_s is None else f", {seconds_text(row.estimate_s)} expected by {row.why}"
+        return f"planned: {seconds_text(row.seconds)}" + _more(row.seconds, best_s) + expected
     if row.outcome == BOUNDED:
         least = "" if row.least_s is None else f" at least {seconds_text(row.least_s)}{_more(row.least_s, best_s)}"
         return f"bounded:{least}, {row.why}" if least else f"bounded: {row.why}"

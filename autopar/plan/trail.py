@@ -28,9 +28,11 @@ class TrailRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         remat: what is recomputed; "" where it is free.
         how: other parts of the form in words.
         seconds: of the fastest plan of a step, where it is planned.
+        estimate_s: seconds that a relaxation expected of it before it was planned; None where none did.
         least_s: seconds of a step that no plan of the region is below, or is estimated to be below.
         missing_bytes: bytes a device above the memory limit, of the region that came nearest; None where not known.
-        why: what closed it: the bound, where memory is short, why it is impossible.
+        why: what closed it: the bound, where memory is short, why it is impossible. Of what was planned the relaxation
+            whose estimate is given.
         work: work units that it took.
         regions: number of them.
     """
@@ -48,6 +50,7 @@ class TrailRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     why: str = ""
     work: int = 0
     regions: int = 1
+    estimate_s: float | None = None
 
     @property
     def rank(self) -> tuple[int, float]:

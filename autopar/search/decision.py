@@ -95,7 +95,7 @@ class Decision:
         if job.num_stages is not None or not tries_pipelines or devices == 1:
             return (self._exact_stage(),)
         if job.schedule not in ("auto", "none"):
-            return (self.pipelines(), self._exact_stage(WORK))
+            return (self.pipelines(), self._exact_stage(self._work))
         if unread_effects(problem.graph):
             return (self._one_stage(), self.pipelines(LeftOut("stages would leave out what the step prints")))
         if job.mesh_shape is not None and math.prod(job.mesh_shape) == devices:
@@ -135,13 +135,13 @@ class Decision:
             except InfeasiblePlanError as error:
                 seconds = error.estimate_s if isinstance(error, MemoryNotAmpleError) else None
                 seconds = seconds or 0.0
-                region = self._exact_stage(LOOKS, seconds)
+                region = self._exact_stage(self._looks, seconds)
                 return Expansion(regions=(replace(region, expand=partial(self._by_microbatches, seconds)),))
             if isinstance(plan, Bounded):
                 return plan
             if is_best_of_one_stage(self.problem, plan):
                 return Expansion(plan)
-            return Expansion(plan, (self._exact_stage(LOOKS, 0.0),))
+            return Expansion(plan, (self._exact_stage(self._looks, 0.0),))
 
         return OpenRegion(Region("one stage", ((1, 1),)), expand)
 
@@ -150,13 +150,14 @@ class Decision:
         possible = self._possible
         count = counts_that_may_fit(self.problem, self.step, possible)[0] if len(possible) > 1 else possible[0]
         if count == possible[0]:
-            return Expansion(regions=(self._exact_stage(LOOKS, seconds),))
+            return Expansion(regions=(self._exact_stage(self._looks, seconds),))
         looked = equal_stages(self.problem, self.step, 1, count, known.best_s / self.problem.policy.effort.looks.usual)
         if looked is not None and looked.is_beyond:
             return Bounded(LOOKS, known.best_s)
-        return Expansion(regions=(self._exact_stage(LOOKS, seconds if looked is None else looked.busy_s(count)),))
+        seconds = seconds if looked is None else looked.busy_s(count)
+        return Expansion(regions=(self._exact_stage(self._looks, seconds),))
 
-    def _exact_stage(self, name: str = "", seconds: float = 0.0) -> OpenRegion:
+    def _exact_stage(self, relaxation: Relaxation | None = None, seconds: float = 0.0) -> OpenRegion:
         """One stage in any microbatches, with any recomputation; what a relaxation says of it."""
 
         def expand(known: Known) -> Expansion | Bounded:
@@ -165,11 +166,18 @@ class Decision:
             return plan if isinstance(plan, Bounded) else Expansion(plan)
 
         region = Region("one stage", ((1, 1),))
-        if not name:
+        if relaxation is None:
             return OpenRegion(region, expand)
         least_s = self._bound_s(several=False)
-        relaxation = Relaxation(name, self.problem.policy.effort.looks)
         return OpenRegion(region, expand, relaxation, least_s, max(least_s, seconds))
+
+    @property
+    def _looks(self) -> Relaxation:
+        return Relaxation(LOOKS, self.problem.policy.effort.looks)
+
+    @property
+    def _work(self) -> Relaxation:
+        return Relaxation(WORK, self.problem.policy.effort.work)
 
     # Several stages.
 
@@ -190,7 +198,7 @@ class Decision:
                 return Expansion(regions=(self._stages(None),))  # its error says why there are none
             return Expansion(regions=regions)
 
-        least_s, relaxation = self._bound_s(several=True), Relaxation(WORK, self.problem.policy.effort.work)
+        least_s, relaxation = self._bound_s(several=True), self._work
         region = Region("pipeline", self._numbers(None))
         return OpenRegion(region, expand, relaxation, least_s, least_s, only_without=only_without)
 
@@ -309,7 +317,7 @@ class Decision:
             return plan if isinstance(plan, Bounded) else Expansion(plan)
 
         region = Region("branches", self._numbers(self.problem.job.num_stages))
-        least_s, relaxation = self._bound_s(several=True), Relaxation(WORK, self.problem.policy.effort.work)
+        least_s, relaxation = self._bound_s(several=True), self._work
         return OpenRegion(region, expand, relaxation, least_s, least_s, only_without=self._without_overlap())
 
     def _numbers(self, stages: int | None) -> tuple[tuple[int, int], ...]:

@@ -23,7 +23,7 @@ from typing import TypeAlias
 
 from autopar.errors import InfeasiblePlanError, MicrobatchError
 from autopar.plan import Plan
-from autopar.search.outcome import Bounded, Outcome
+from autopar.search.outcome import Bounded, Outcome, Planned
 from autopar.search.policy import EffortPolicy, RelaxationPolicy
 from autopar.search.problem import Problem
 from autopar.search.trail import Region, outcome_of
@@ -181,6 +181,13 @@ class Known:
         return replace(self, failures=failures)
 
 
+def _tell_estimate(problem: Problem, region: OpenRegion, plan: Plan) -> None:
+    """Tells the trail what a relaxation expected of a region that has a plan now."""
+    if region.relaxation is not None and region.expected_s > 0:
+        expected = Planned(plan.step_time, region.expected_s, region.relaxation.name)
+        problem.trail.close(region.region, expected)
+
+
 #: Everything that may be planned.
 Regions: TypeAlias = Sequence[OpenRegion]
 
@@ -218,6 +225,7 @@ def explored(problem: Problem, regions: Regions) -> Known:
             continue
         left[:0] = answer.regions
         if answer.plan is not None:
+            _tell_estimate(problem, region, answer.plan)
             known = known.planned(region, answer.plan, problem.policy.schedules.least_gain)
             known = known.worked(region, units_of(problem.meter) - before)
             problem.offer(known.best or answer.plan)

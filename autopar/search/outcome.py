@@ -12,9 +12,13 @@ class Planned:
 
     Args:
         step_s: seconds of its step.
+        estimate_s: seconds that it was expected to take before it was planned; None where nothing said so.
+        by: the relaxation that said so.
     """
 
     step_s: float
+    estimate_s: float | None = None
+    by: str = ""
 
 
 @dataclass(frozen=True)

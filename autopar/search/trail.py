@@ -129,7 +129,8 @@ def outcome_of(error: Exception, limit_bytes: int) -> Outcome:
 def _fields_of(outcome: Outcome) -> dict[str, object]:
     """Fields of a row that say an outcome."""
     if isinstance(outcome, Planned):
-        return {"outcome": PLANNED, "seconds": outcome.step_s}
+        planned = {"outcome": PLANNED, "seconds": outcome.step_s}
+        return planned | {"estimate_s": outcome.estimate_s, "why": _short(outcome.by)} if outcome.by else planned
     if isinstance(outcome, Bounded):
         return {"outcome": BOUNDED, "least_s": outcome.least_s, "why": _short(outcome.by)}
     if isinstance(outcome, TooLarge):

@@ -94,3 +94,13 @@ def test_stages_have_few_devices_where_that_is_possible() -> None:
     problem = problem_of(fn, args, autopar.Cluster.load("dgx-h100", nodes=512))
     assert few_devices(problem, (2, 4, 8)) == [4, 8], "of 4,096 devices at most 1,024"
     assert few_devices(problem, (2,)) == (2,)
+
+
+def test_one_stage_by_the_bound_of_what_is_computed_has_the_trust_of_that_bound() -> None:
+    problem = problem_of(step, ARGS, toy(4), num_stages=None, schedule="1f1b")
+    policy, (pipelines, one) = (
+        problem.policy.effort,
+        Decision(problem, None, None, alpa).regions(tries_pipelines=True),
+    )
+    assert one.relaxation is not None and pipelines.relaxation is not None
+    assert (one.relaxation.policy, one.relaxation.name) == (policy.work, pipelines.relaxation.name)

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from autopar.errors import InfeasiblePlanError, MicrobatchError
-from autopar.plan.trail import BOUNDED, IMPOSSIBLE, LEFT_OUT, TOO_LARGE
+from autopar.plan.alternatives import outcome_text
+from autopar.plan.trail import BOUNDED, IMPOSSIBLE, LEFT_OUT, PLANNED, TOO_LARGE
 from autopar.search.loop import Expansion, Known, OpenRegion, Relaxation, explored
 from autopar.search.outcome import Bounded, LeftOut
 from autopar.search.policy import RelaxationPolicy, SearchPolicy
@@ -78,7 +79,7 @@ def _branch(name: str, least_s: float, parts: Sequence[OpenRegion]) -> OpenRegio
 
 
 def _outcomes(problem: _Problem) -> dict[str, str]:
-    return {row.how: row.outcome for row in problem.trail.rows}
+    return {row.how: row.outcome for row in problem.trail.rows if row.outcome != PLANNED}
 
 
 def test_the_region_of_the_least_seconds_is_expanded_first_and_others_are_closed_by_theirs() -> None:
@@ -87,6 +88,14 @@ def test_the_region_of_the_least_seconds_is_expanded_first_and_others_are_closed
     assert fastest(problem, some).step_time == 1.8
     assert planned == ["fast", "near"]
     assert _outcomes(problem) == {"slow": BOUNDED}
+
+
+def test_the_trail_has_what_was_expected_of_a_plan() -> None:
+    problem = _Problem()
+    fastest(problem, [_leaf("one", 1.0, 2.0, relaxation=ESTIMATE), _leaf("unknown", 0.0, 3.0, relaxation=None)])
+    (row,) = [row for row in problem.trail.rows if row.outcome == PLANNED]
+    assert (row.how, row.seconds, row.estimate_s, row.why) == ("one", 2.0, 1.0, "an estimate")
+    assert outcome_text(row, 2.0) == "planned: 2 s, 1 s expected by an estimate"
 
 
 def test_what_saves_less_than_the_gap_is_closed() -> None:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from autopar.runtime.hosts.supervise import AGAIN
     from autopar.simulate import Timeline, simulate
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "AGAIN": "autopar.runtime.hosts.supervise",

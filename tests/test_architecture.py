@@ -318,6 +318,25 @@ def test_prose_has_the_fields_words() -> None:
     assert word.search("Computed anew.") and not word.search("`beside`") and not word.search("besides")
 
 
+#: First words of a docstring that have no noun of the field behind them (a sentence without a subject).
+WITHOUT_A_SUBJECT = ("that", "those", "what", "who")
+
+
+def docstrings(tree: ast.Module) -> Iterator[str]:
+    """Docstrings of a module, its classes and functions."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node)
+            if text:
+                yield text
+
+
+def test_docstrings_have_a_subject() -> None:
+    texts = [(module_name(path), text) for path in SOURCES for text in docstrings(parse(path))]
+    assert len(texts) > 5000
+    assert [(m, t) for m, t in texts if re.match(r"\w*", t)[0].lower() in WITHOUT_A_SUBJECT] == []
+
+
 def test_no_module_level_mutable_state() -> None:
     found = {module_name(p): mutable_state(parse(p)) for p in SOURCES}
     assert {name: names for name, names in found.items() if names} == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -27,6 +28,18 @@ def test_an_editable_install_shows_no_other_folder(tmp_path) -> None:
     with zipfile.ZipFile(path) as wheel:
         paths = [wheel.read(name).decode() for name in names if name.endswith(".pth")]
     assert paths and not any(str(ROOT) == line.strip() for text in paths for line in text.splitlines())
+
+
+@pytest.mark.parametrize("home", ["", "https://example.org/autopar/blob/main"])
+def test_the_description_has_no_link_that_leads_nowhere(home, monkeypatch) -> None:
+    """A package index shows the README next to no file of the repository."""
+    monkeypatch.setenv("AUTOPAR_HOME", home)
+    core = WheelBuilder(str(ROOT)).metadata.core
+    links = re.findall(r"\]\(([^)\s]+)\)", core.readme)
+    assert all(re.match(r"https?:|#", link) for link in links)
+    assert f"{home}/docs/index.md" in links if home else "docs/index.md" in core.readme
+    assert set(core.urls) == ({"Changelog", "Documentation", "Source"} if home else set())
+    assert all(address.startswith(home) for address in core.urls.values())
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""How a primitive is batched by a `jax.vmap` with a named axis."""
+"""Batching of a primitive by a `jax.vmap` with a named axis."""
 
 from __future__ import annotations
 

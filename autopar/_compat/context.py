@@ -78,7 +78,7 @@ def _tell(state: Any, value: Any) -> None:
 
 
 def context_texts(context: tuple[Any, ...]) -> dict[str, str | None]:
-    """By name the text of each setting that is the same in every process; None where a setting has no such text.
+    """Text of each setting that is the same in every process, by name; None where a setting has no such text.
 
     Args:
         context: from `trace_context`.

@@ -1,4 +1,4 @@
-"""What jax says about the devices of this process, or of all processes of its world."""
+"""Devices of this process, or of all processes of its world, as jax describes them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def local_devices(devices: Sequence[Any] | None = None) -> tuple[FoundDevice, ..
 
 
 def _node(device: Any) -> tuple[str, int, int]:
-    """What tells nodes apart: of CPUs the process, else the machine or slice."""
+    """Key of the node of a device: the process of a CPU, else the machine or slice."""
     process = device.process_index if device.platform == "cpu" else 0
     return device.device_kind, _slice(device), process
 

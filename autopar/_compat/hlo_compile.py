@@ -13,7 +13,7 @@ from jaxlib import xla_client
 
 @dataclass(frozen=True)
 class CompiledModule:
-    """What XLA made of a module.
+    """A module compiled by XLA.
 
     Args:
         text: its optimized HLO.

@@ -1,4 +1,4 @@
-"""What the host of a device computes: jax has asked for it as a context (before 0.12) and as a function of arrays."""
+"""Computation on the host of a device: a context in jax before 0.12, a function of arrays since."""
 
 from __future__ import annotations
 

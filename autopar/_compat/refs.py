@@ -17,11 +17,6 @@ def is_ref(value: Any) -> bool:
     return isinstance(value, jax.Ref)
 
 
-def is_abstract_ref(aval: Any) -> bool:
-    """Whether an abstract value is that of a mutable reference."""
-    return isinstance(aval, jax.ref.AbstractRef)
-
-
 def uses_refs(closed: ClosedJaxpr) -> bool:
     """Whether a program makes, reads or writes mutable references."""
     return any(type(e).__name__ in _EFFECTS for e in closed.effects) or any(map(is_ref, closed.consts))

@@ -1,4 +1,4 @@
-"""Where in the user's code an equation comes from."""
+"""Place of an equation in the user's code."""
 
 from __future__ import annotations
 

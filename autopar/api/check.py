@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
+from jax.extend.core import Primitive
 
-from autopar.api.drawn import drawn_options
-from autopar.api.intermediate import compare_operators
+from autopar._compat.devices import world_devices
+from autopar.api.many_hosts import many
 from autopar.api.mutable import split_mutable
 from autopar.api.numbers import Difference, difference, tolerance_of
 from autopar.api.options import ParallelOptions
 from autopar.api.parallel_function import ParallelFunction
 from autopar.api.parallelize import parallelize
 from autopar.api.pure import PureFunction
+from autopar.cluster import Cluster, Device, LinkSpec, NodeGroup
 from autopar.errors import AutoparError, MicrobatchError
-from autopar.frontend import Traced
+from autopar.frontend import BoundGraph, Traced
 from autopar.frontend.trace import callable_name
-from autopar.ir import Operator
-from autopar.plan import Plan
+from autopar.ir import Graph, Layout, Literal, Operator, Output
+from autopar.ir.primitives import SUMS
+from autopar.lower.localize.base import bind, scalar
+from autopar.lower.program import lower
+from autopar.plan import OutputRecord, Plan
 from autopar.plan.words import plan_words
-from autopar.runtime.hosts.arrays import whole
+from autopar.runtime.hosts.arrays import put, whole
 
 
 @dataclass(frozen=True)
@@ -223,3 +229,119 @@ def _leaf(path: str, type: str, got: Any, want: Any) -> LeafReport:
 def _operator(plan: Plan, op: Operator, difference_text: Difference) -> OperatorReport:
     record = next(r for r in plan.content.operators if r.id == op.id)
     return OperatorReport(op.id, op.primitive, op.source, record.operands, record.results, difference_text.relative)
+
+
+# Arithmetic so slow, and links so fast, that splitting pays for arrays of a few numbers.
+_FLOPS, _MEMORY_BANDWIDTH, _LINK_BANDWIDTH, _MEMORY_BYTES = 1e8, 1e9, 1e11, 10**11
+
+
+def drawn_options(options: ParallelOptions) -> list[ParallelOptions]:
+    """Options of the plans that a step is checked under.
+
+    Args:
+        options: those of the function. Where they say what to plan for, or how, they are the only ones; else the step
+            is planned for slow devices, once at once and once in two microbatches.
+    """
+    asked = (options.cluster, options.plan, options.mesh_shape, options.like, options.memory_limit_bytes)
+    devices = 1 if many(options) is not None else Cluster.local().num_devices
+    if any(a is not None for a in asked) or options.constraints or options.search != "alpa" or devices == 1:
+        return [options]
+    splitting = replace(options, cluster=_slow(devices))
+    if options.num_microbatches != "auto" or options.num_stages != "auto":
+        return [splitting]
+    return [replace(splitting, num_microbatches=1), replace(splitting, num_microbatches=2, num_stages=1)]
+
+
+def _slow(devices: int) -> Cluster:
+    link = LinkSpec(_LINK_BANDWIDTH, 0.0)
+    device = Device("slow", _MEMORY_BYTES, _MEMORY_BANDWIDTH, (("f32", _FLOPS),))
+    return Cluster("devices on which splitting pays", (NodeGroup(1, devices, device, link, link),))
+
+
+#: Bytes of intermediate values that are looked at in one run.
+_CHUNK_BYTES = 1 << 30
+#: Their results may be small differences of large operands: rounding counts against the operands.
+_CANCELLING = SUMS | {"scan"}
+
+
+def compare_operators(traced: Traced, plan: Plan, leaves: Sequence[Any]) -> tuple[Operator, Difference] | None:
+    """The first operator whose result differs by more than rounding, and by how much; None if there is none.
+
+    Args:
+        traced: the function.
+        plan: its plan.
+        leaves: traced leaves of a call.
+    """
+    graph = traced.graph
+    recorded = {r.id: r.results for r in plan.content.operators}
+    sizes: dict[str, float] = {}
+    arguments = [*leaves, *traced.closed_over]
+    for i, leaf in zip(graph.inputs, arguments, strict=True):
+        sizes[i.name] = difference(leaf, leaf).of
+    for operators in _chunks([op for op in graph.operators if op.id in recorded]):
+        values = [
+            (v.name, v.type, layout) for op in operators for v, layout in zip(op.results, recorded[op.id], strict=True)
+        ]
+        outputs = tuple(Output(name, name, type) for name, type, _ in values)
+        records = tuple(
+            OutputRecord(name, str(type), str(Layout(Layout.parse(layout).dims))) for name, type, layout in values
+        )
+        part = Graph(graph.name, graph.inputs, graph.operators, outputs)
+        bound = BoundGraph(part, traced.program.bounds, traced.program.constants)
+        cut = replace(traced, program=bound, weak=(False,) * len(outputs))
+        content = msgspec.structs.replace(plan.content, outputs=records, donated=())
+        program = lower(cut, Plan(content), world_devices())
+        placed = [put(_array(a), s) for a, s in zip(arguments, program.input_shardings, strict=True)]
+        sharded = dict(zip((n for n, _, _ in values), map(whole, program.function(*placed)), strict=True))
+        plain = dict(zip((n for n, _, _ in values), _on_one_device(cut, arguments), strict=True))
+        for op in operators:
+            differences = [difference(sharded[v.name], plain[v.name]) for v in op.results]
+            for v, d in zip(op.results, differences, strict=True):
+                sizes[v.name] = d.of
+            known = [sizes.get(o, 0.0) for o in op.reads]
+            base = max(known, default=0.0) if op.primitive in _CANCELLING else 0.0
+            for v, d in zip(op.results, differences, strict=True):
+                if d.norm > 10 * tolerance_of(plain[v.name].dtype) * max(d.of, base):
+                    return op, max(differences, key=lambda e: e.relative)
+    return None
+
+
+def _array(leaf: Any) -> Any:
+    return leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
+
+
+def _chunks(operators: Sequence[Operator]) -> Iterator[list[Operator]]:
+    chunk: list[Operator] = []
+    size = 0
+    for op in operators:
+        here = sum(v.type.nbytes for v in op.results)
+        if chunk and size + here > _CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(op)
+        size += here
+    if chunk:
+        yield chunk
+
+
+def _on_one_device(traced: Traced, arguments: Sequence[Any]) -> Sequence[Any]:
+    """Outputs of the graph, every operator on whole arrays."""
+    device = jax.local_devices()[0]
+    here = [jax.device_put(_array(a), device) for a in arguments]
+
+    def run(*arrays: Any) -> list[Any]:
+        program = traced.program
+        env: dict[str, Any] = dict(zip((i.name for i in program.graph.inputs), arrays, strict=True))
+        for op in program.graph.operators:
+            if op.primitive == "constant":
+                results = [jax.numpy.asarray(program.constants[op.id])]
+            else:
+                bound = program.bounds[op.id]
+                operands = [scalar(o) if isinstance(o, Literal) else env[o] for o in op.operands]
+                primitive: Primitive = bound.primitive
+                results = bind(primitive, bound.params, operands)
+            env.update(zip((v.name for v in op.results), results, strict=True))
+        return [env[str(o.operand)] for o in program.graph.outputs]
+
+    outputs: Sequence[Any] = jax.jit(run)(*here)
+    return outputs

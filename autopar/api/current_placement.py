@@ -31,7 +31,7 @@ from autopar.search.constraints import Constraint, can_hold
 
 @dataclass(frozen=True)
 class CurrentPlacement:
-    """Where inputs lie already.
+    """Present layouts of inputs.
 
     Args:
         mesh_shape: sizes of the mesh that they lie on; None where there is none.
@@ -82,7 +82,7 @@ def planned_by_types(
 
 
 def placement_asked(traced: Traced, options: ParallelOptions, arrays: CurrentPlacement) -> CurrentPlacement:
-    """What a plan of ``traced`` takes as it lies.
+    """Layouts that a plan of ``traced`` has to take as they are.
 
     Args:
         traced: the step.
@@ -101,7 +101,7 @@ def placement_asked(traced: Traced, options: ParallelOptions, arrays: CurrentPla
 def array_placement(
     traced: Traced, leaves: Sequence[Any], devices: Callable[[], Sequence[Any]], options: ParallelOptions
 ) -> CurrentPlacement:
-    """Where the parameters among ``leaves`` lie, if they were split by another plan over all devices; what types say.
+    """Layouts of the parameters among ``leaves`` that another plan split over all devices, and those of types.
 
     Args:
         traced: the step.
@@ -121,7 +121,7 @@ def array_placement(
 
 
 def _split(leaf: Any) -> NamedSharding | None:
-    """How an array, or a shape with a sharding, is split over a mesh."""
+    """Split of an array, or of a shape with a sharding, over a mesh."""
     sharding: Any = getattr(leaf, "sharding", None) if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) else None
     return sharding if isinstance(sharding, NamedSharding) and not sharding.is_fully_replicated else None
 

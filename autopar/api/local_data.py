@@ -22,7 +22,7 @@ from autopar.runtime.hosts.batches import from_rows, own_rows, shared_rows
 
 @dataclass(frozen=True)
 class _Wanted:
-    """How one array of a batch is to be.
+    """Wanted shape and sharding of one array of a batch.
 
     Args:
         shape: of the global array.
@@ -126,7 +126,7 @@ def _fits(wanted: Sequence[_Wanted], leaves: Sequence[Any]) -> bool:
 
 
 def _spread_evenly(paths: Sequence[str], leaves: Sequence[Any]) -> list[_Wanted]:
-    """Where no plan says more: every process has as many examples as every other, in the order of the processes."""
+    """Equal numbers of examples for all processes, in the order of the processes, where no plan says more."""
     count = jax.process_count()
     shapes = [jax.ShapeDtypeStruct((a.shape[0] * count, *a.shape[1:]) if a.ndim else (), a.dtype) for a in leaves]
     devices = np.array(world_devices(), dtype=object)

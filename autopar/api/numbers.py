@@ -1,4 +1,4 @@
-"""How far two arrays are apart."""
+"""Differences of two arrays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Difference:
-    """Of two arrays: the norm of the difference, that of the second array, and the largest of an element.
+    """Norms of the difference of two arrays and of the second one, and the largest difference of an element.
 
     All are inf where one array is finite and the other is not, or where exact values are unequal.
     """
@@ -36,7 +36,7 @@ def host(array: Any) -> np.ndarray[Any, Any]:
 
 
 def difference(got: Any, want: Any) -> Difference:
-    """How far ``got`` is from ``want``; equal infinities and nans are no difference."""
+    """Difference of ``got`` and ``want``; equal infinities and nans are none."""
     a, b = host(got), host(want)
     if a.shape != b.shape or a.dtype != b.dtype:
         return Difference(math.inf, 0.0, math.inf)

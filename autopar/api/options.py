@@ -113,16 +113,16 @@ class ParallelOptions:
             )
         if self.remat not in ("auto", *LEVELS, False):
             raise AutoparError(
-                f"remat={self.remat!r} is no way of recomputation",
+                f"remat={self.remat!r} is not a level of recomputation",
                 remedy='remat="auto", "none", "selective" or "full"',
             )
         if self.time_limit_s is not None and not self.time_limit_s >= 0:
             raise AutoparError(
-                f"time_limit_s={self.time_limit_s!r} is no number of seconds", remedy="time_limit_s=10, or None"
+                f"time_limit_s={self.time_limit_s!r} is not a number of seconds", remedy="time_limit_s=10, or None"
             )
         if self.effort not in EFFORTS:
             raise AutoparError(
-                f"effort={self.effort!r} is no effort of a search", remedy="effort=" + ", ".join(map(repr, EFFORTS))
+                f"effort={self.effort!r} is not a search effort", remedy="effort=" + ", ".join(map(repr, EFFORTS))
             )
         for name in ("padding", "rewrites"):
             if not isinstance(getattr(self, name), bool):
@@ -142,7 +142,7 @@ class ParallelOptions:
 
     @property
     def remat_asked(self) -> str:
-        """What the search may recompute; of slices of tokens nothing is."""
+        """Levels of recomputation that the search may use; with slices of tokens none."""
         return "none" if self.token_slices is not None else self.remat or "none"
 
     def _check_slices(self) -> None:
@@ -153,7 +153,7 @@ class ParallelOptions:
         counts = asked if isinstance(asked, tuple) and asked else (asked,)
         if asked != "auto" and any(not isinstance(n, int) or isinstance(n, bool) or n < 1 for n in counts):
             raise AutoparError(
-                f"token_slices={asked!r} are no slices of tokens",
+                f"token_slices={asked!r} is not a division into slices of tokens",
                 remedy='token_slices="auto", a number of slices, or their lengths as (512, 256, 256)',
             )
         if self.num_stages == 1 or self.schedule == "none":
@@ -172,16 +172,17 @@ class ParallelOptions:
         """Raises AutoparError where attention, host memory or products are asked for in a form that there is not."""
         if self.attention not in ("auto", "plain", "blocks"):
             raise AutoparError(
-                f"attention={self.attention!r} is no form of attention", remedy='attention="auto", "plain" or "blocks"'
+                f"attention={self.attention!r} is not a form of attention",
+                remedy='attention="auto", "plain" or "blocks"',
             )
         if self.collective_matmul not in ("none", "auto", "always"):
             raise AutoparError(
-                f"collective_matmul={self.collective_matmul!r} is no way of running products",
+                f"collective_matmul={self.collective_matmul!r} is not a way to run products",
                 remedy='collective_matmul="none", "auto" or "always"',
             )
         if self.pipeline not in PIPELINES:
             raise AutoparError(
-                f"pipeline={self.pipeline!r} is no way of running a pipeline",
+                f"pipeline={self.pipeline!r} is not a way to run a pipeline",
                 remedy='pipeline="auto", "lists" or "one_program"',
             )
         if self.pipeline == "one_program" and isinstance(self.cluster, RayCluster):
@@ -192,7 +193,7 @@ class ParallelOptions:
             )
         if self.offload not in ("none", "auto", "layers", "update"):
             raise AutoparError(
-                f"offload={self.offload!r} is no way of using host memory",
+                f"offload={self.offload!r} is not a use of host memory",
                 remedy='offload="none", "auto", "layers" or "update"',
             )
 
@@ -299,6 +300,6 @@ def mesh_sizes(value: Sequence[int] | None) -> tuple[int, ...] | None:
     if not sizes or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in sizes):
         one = f"mesh_shape=({value},) for one axis, or " if isinstance(value, int) else ""
         raise AutoparError(
-            f"mesh_shape={value!r} is no shape of a mesh", remedy=f"{one}the sizes of its axes, as mesh_shape=(2, 4)"
+            f"mesh_shape={value!r} is not a mesh shape", remedy=f"{one}the sizes of its axes, as mesh_shape=(2, 4)"
         )
     return sizes

@@ -262,7 +262,7 @@ class ParallelFunction(Generic[_P, _R]):
         return placed[0] if len(placed) == 1 else placed
 
     def process_examples(self, batch: int | None = None) -> tuple[int, ...]:
-        """Which examples of a global batch this process has to give to `local_batch`: their numbers, rising.
+        """Numbers of the examples of a global batch that this process has to give to `local_batch`, rising.
 
         Args:
             batch: number of examples of a global batch; None takes that of the step as it was compiled.
@@ -352,7 +352,7 @@ class ParallelFunction(Generic[_P, _R]):
     def _pure(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[PureFunction, tuple[Any, ...], dict[str, Any], Mutable]:
-        """What runs a call, its arguments for that, and what the call changes in place."""
+        """The runner of a call, its arguments there, and the values that the call changes in place."""
         treedef = jax.tree.structure((args, kwargs))
         known = self._module_free is not None and treedef == self._module_free
         args, kwargs, mutable = split_mutable(args, kwargs, has_modules=not known)

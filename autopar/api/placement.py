@@ -1,4 +1,4 @@
-"""Where new state is put: as a plan wants it, or split over all devices."""
+"""Placement of new state: as a plan wants it, or split over all devices."""
 
 from __future__ import annotations
 

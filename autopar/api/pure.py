@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
@@ -19,11 +20,7 @@ from autopar.api.compiled import Compiled
 from autopar.api.constraints import Pin, constraints_of, merged
 from autopar.api.current_placement import CurrentPlacement, array_placement, placement_asked, planned_by_types
 from autopar.api.details import with_operators
-from autopar.api.devices import check_devices
-from autopar.api.donated import warn_of_unused
 from autopar.api.effects import check_callbacks, check_effects
-from autopar.api.for_workers import check_for_workers, stages_asked
-from autopar.api.input_tree import input_tree
 from autopar.api.last_batch import LastBatch
 from autopar.api.many_hosts import agree, many, same_arguments, share, takes_one_program, takes_one_stage
 from autopar.api.options import ParallelOptions
@@ -36,11 +33,20 @@ from autopar.api.unproven import carried_out, verify_unproven
 from autopar.api.user_mesh import outside
 from autopar.cluster import Cluster
 from autopar.cost import CostModel
-from autopar.errors import AutoparError, InfeasiblePlanError, MicrobatchError, ScheduleError, TraceError
+from autopar.errors import (
+    AutoparError,
+    ClusterError,
+    InfeasiblePlanError,
+    MicrobatchError,
+    PlanMismatchError,
+    ScheduleError,
+    TraceError,
+)
 from autopar.frontend import CallSignature, SignatureOptions, Traced, flatten_call, trace
 from autopar.frontend.signature import NUMBERS, positional_names, resolve
 from autopar.frontend.trace import PLAIN_ERRORS, needs_values
 from autopar.ir import Graph
+from autopar.ir.analysis import unread_inputs
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.verify import verify
 from autopar.lower.branches import with_own_buffers
@@ -456,3 +462,89 @@ class PureFunction:
     def _say(self, text: str) -> None:
         if self.options.progress is not None:
             self.options.progress(text)
+
+
+def input_tree(traced: Traced) -> Callable[[list[Any]], Any]:
+    """Specs of the inputs as a pytree like the arguments; by path where a container refuses them."""
+    signature = traced.signature
+    paths = [path for path, _, _ in traced.arguments]
+
+    def tree(specs: list[Any]) -> Any:
+        try:
+            args, kwargs = signature.arguments(specs[: len(paths)])
+        except Exception:
+            return dict(zip(paths, specs, strict=False))
+        return (args, kwargs) if kwargs else args
+
+    return tree
+
+
+def stages_asked(options: ParallelOptions) -> int | None:
+    """Number of stages that is asked for: as a number, by ``like``, or as workers on Ray; None where it is free."""
+    asked = None if options.num_stages == "auto" else int(options.num_stages)
+    if (shared := SharedState.of_stages(options.like)) is not None:
+        asked = shared.checked_stages(options.cluster, options.num_stages)
+    if isinstance(options.cluster, RayCluster) and asked is None and not asks_for_branches(options.schedule):
+        return options.cluster.num_stages
+    return asked
+
+
+def check_for_workers(plan: Plan, cluster: Cluster) -> None:
+    """Raises PlanMismatchError unless workers of ``cluster`` can carry out ``plan``."""
+    content = plan.content
+    if content.pipeline is None:
+        raise PlanMismatchError(
+            f"the plan has one stage, and {cluster.name} runs pipelines",
+            remedy="plan with cluster=Cluster.ray(...), of one worker too",
+        )
+
+
+def warn_of_unused(graph: Graph, donated: Collection[int]) -> None:
+    """Warns as `jax.jit` does of donated inputs that no result of the same type replaces; they are deleted too.
+
+    Args:
+        graph: of the step.
+        donated: indices of the donated inputs.
+    """
+    results = Counter(o.type for o in graph.outputs)
+    unread, unused = unread_inputs(graph), []
+    for i in sorted(set(donated) - set(unread)):
+        type = graph.inputs[i].type
+        results[type] -= 1
+        if results[type] < 0:
+            unused.append(f"{graph.inputs[i].name} {type}")
+    if unused:
+        warnings.warn(
+            f"Some donated buffers were not usable: {', '.join(unused)}.\n"
+            "See an explanation at https://docs.jax.dev/en/latest/faq.html#buffer-donation.",
+            stacklevel=2,
+        )
+
+
+def check_devices(plan: Plan | None, cluster: Cluster | None, count: int) -> None:
+    """Raises where what is to run needs another number of devices than ``count``, before anything is planned.
+
+    Args:
+        plan: that was given; None where one will be made.
+        cluster: that it will be made for; None takes the devices that there are.
+        count: devices of all processes.
+
+    Raises:
+        PlanMismatchError: the plan is for another number.
+        ClusterError: the cluster has another number.
+    """
+    if plan is not None:
+        wanted = len({d for s in plan.stages for d in s.devices})
+        if wanted != count:
+            raise PlanMismatchError(
+                f"the plan is for {wanted} devices of {plan.content.cluster_name}; this process has {count}",
+                cause="the plan was made for another cluster",
+                remedy="plan again for Cluster.local(), or run where there are as many devices",
+            )
+    elif cluster is not None and cluster.num_devices != count:
+        raise ClusterError(
+            f"{cluster} has {cluster.num_devices} devices; this process has {count}, so the step cannot run here",
+            cause="the cluster was given to plan for it; .plan() and .lower().plan need none of its devices",
+            remedy="cluster=None to run on the devices that there are, or run where the cluster's are (on CPU: "
+            "XLA_FLAGS=--xla_force_host_platform_device_count=N)",
+        )

@@ -41,9 +41,9 @@ class Saving:
         ]
         if wrong:
             raise CheckpointError(
-                f"{wrong[0]} is no array of this process",
-                cause="it lies on workers of Ray, or is no array at all",
-                remedy="autopar.Checkpoints saves what lies on Ray; leave out what is no array",
+                f"{wrong[0]} is not an array of this process",
+                cause="it lies on workers of Ray, or is not an array",
+                remedy="autopar.Checkpoints saves what lies on Ray; leave out other leaves",
             )
         processes = world()
         if processes is not None:
@@ -134,7 +134,7 @@ def _is_under_way(there: Any) -> bool:
 
 
 def differences(wanted: Sequence[str], there: Sequence[str]) -> str:
-    """What one of two lists of paths has and the other has not, as text; "" where they have the same."""
+    """Paths that only one of two lists has, as text; "" where both have the same."""
     missing, more = sorted(set(wanted) - set(there)), sorted(set(there) - set(wanted))
     parts = [f"it has no {', '.join(missing[:3])}"] if missing else []
     return "; ".join([*parts, *([f"it has {', '.join(more[:3])}"] if more else [])])

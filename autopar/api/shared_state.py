@@ -63,7 +63,7 @@ class SharedState:
         return self.plan.num_stages > 1
 
     def constraints(self, traced: Traced) -> tuple[Constraint, ...]:
-        """Where the arguments of a step lie that are those of the other, whose plan has one stage.
+        """Layouts of the arguments of a step that are those of the other, whose plan has one stage.
 
         Raises:
             AutoparError: no argument is the same.

@@ -6,13 +6,15 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 from msgspec import structs
 
 from autopar.api.constraints import Pin, constraints_of, merged
-from autopar.api.restacked import restacked
 from autopar.api.shared_state import SharedState
 from autopar.errors import MicrobatchError
 from autopar.frontend import Traced
+from autopar.ir import Graph
+from autopar.ir.fingerprint import fingerprint
 from autopar.ir.loops import microbatch_loops
 from autopar.ir.verify import verify
 from autopar.lower.backward_update import update_in_backward
@@ -23,7 +25,7 @@ from autopar.lower.recompute import layer_ends
 from autopar.lower.split_layers import SplitStep, group_count, layer_count, split_layers
 from autopar.lower.techniques import FIRST, TECHNIQUES, in_form
 from autopar.microbatch import operators_between
-from autopar.plan import Plan, StepForm
+from autopar.plan import InputRecord, OutputRecord, Plan, StepForm
 from autopar.search.constraints import Constraint
 from autopar.search.source import FormedStep, LayeredStep
 from autopar.solver.meter import Meter, Work
@@ -149,3 +151,60 @@ def as_one_stage(traced: Traced, num_devices: int, form: StepForm) -> tuple[Trac
     if step is not traced:
         verify(step.graph)
     return step, ends
+
+
+def restacked(plan: Plan, graph: Graph, split_step: SplitStep, block_scores: int = 0) -> Plan:
+    """``plan`` as a plan of ``graph``.
+
+    Args:
+        plan: made for ``split_step.step``.
+        graph: of the user's step.
+        split_step: what was taken apart.
+        block_scores: scores of one head from which attention of its stages runs in blocks; 0 where it does not.
+
+    A leaf in pieces has the stage and the layout of its first one.
+    """
+    content = plan.content
+    layers = _layers_by_stage(plan, graph, split_step)
+    donated = set(content.donated)
+    inputs = tuple(
+        InputRecord(i.name, str(i.type), i.role, first.layout, first.stage, first.memory)
+        for i, at in zip(graph.inputs, split_step.inputs, strict=True)
+        for first in [content.inputs[at[0]]]
+    )
+    outputs = tuple(
+        OutputRecord(o.path, str(o.type), content.outputs[at[0]].layout, o.updates, content.outputs[at[0]].stage)
+        for o, at in zip(graph.outputs, split_step.outputs, strict=True)
+    )
+    warned = msgspec.structs.replace(
+        content,
+        inputs=inputs,
+        outputs=outputs,
+        fingerprint=fingerprint(graph),
+        stack_groups=split_step.groups,
+        stages=tuple(msgspec.structs.replace(s, layers=layers.get(n)) for n, s in enumerate(content.stages)),
+        donated=tuple(
+            i.name
+            for n, i in enumerate(graph.inputs)
+            if donated.issuperset(split_step.names(n)) and split_step.names(n)
+        ),
+    )
+    return Plan(warned.in_blocks(block_scores), plan.phases)
+
+
+def _layers_by_stage(plan: Plan, graph: Graph, split_step: SplitStep) -> dict[int, tuple[int, int, int]]:
+    """First stacked layer, number behind the last one, and number of all layers, by stage.
+
+    They are those of the first parameter that is in pieces: all such parameters are read by the same loops.
+    """
+    stacked = (n for n, i in enumerate(graph.inputs) if i.role == "parameter" and len(split_step.inputs[n]) > 1)
+    leaf = next(stacked, None)
+    if leaf is None:
+        return {}
+    total = graph.inputs[leaf].type.shape[0]
+    each = total // split_step.groups
+    by_stage: dict[int, tuple[int, int, int]] = {}
+    for g, at in enumerate(split_step.inputs[leaf]):
+        stage = plan.content.inputs[at].stage
+        by_stage[stage] = (by_stage.get(stage, (g * each,))[0], (g + 1) * each, total)
+    return by_stage

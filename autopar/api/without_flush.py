@@ -133,7 +133,7 @@ def replay(pure: PureFunction, order: Table, args: Sequence[Any], kwargs: Mappin
 
 
 def _arrays(under_way: Mapping[str, Any]) -> dict[str, Any]:
-    """What is under way, with jax's arrays for those of numpy, as a checkpoint may have them."""
+    """The state under way, with jax arrays in place of numpy arrays, as a checkpoint may have them."""
     return {
         name: jax.device_put(np.array(a)) if isinstance(a, np.ndarray | np.generic) else a
         for name, a in under_way.items()

@@ -28,7 +28,7 @@ from autopar.search.files import load_problem
 @click.option(
     "--degrees",
     is_flag=True,
-    help="Compare plans by their degrees: every tp, pp, dp and ZeRO stage but those that are given.",
+    help="Compare plans by their degrees: all of tp, pp, dp and ZeRO stage that are not given.",
 )
 @options.degree_options
 @click.option("--time-limit", type=float, default=60.0, show_default=True, metavar="S", help="Seconds for one mesh.")
@@ -122,7 +122,7 @@ def check_problem_options(ctx: click.Context) -> None:
 def check_page(output: str) -> None:
     """Raises click.BadParameter unless a page can be written to ``output``."""
     if not output.endswith(PAGES):
-        raise click.BadParameter(f"{output!r} is no page: its name ends in .html", param_hint="-o")
+        raise click.BadParameter(f"{output!r} is not a page: its name ends in .html", param_hint="-o")
     if not Path(output).absolute().parent.is_dir():
         raise click.BadParameter(f"there is no folder {str(Path(output).parent)!r}", param_hint="-o")
 

@@ -1,4 +1,4 @@
-"""How commands are found, and what becomes of errors: exit code 1 and a message, 2 for wrong usage."""
+"""Commands, and the exit codes of errors: 1 and a message, 2 for wrong usage."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "diff": "Compare two plans.",
         "compare": "Rank search strategies on a function.",
         "report": "Show a plan, or two side by side, as a page.",
-        "simulate": "Show what a step of a plan will look like.",
+        "simulate": "Simulate a step of a plan.",
         "solve": "Solve a problem of the contest's format.",
         "run": "Run a script in several processes, and again when one ends.",
         "verify": "Compile a plan with the XLA compiler of its devices and compare.",

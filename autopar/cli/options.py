@@ -50,7 +50,7 @@ cluster_options: Option = options(
         "--cluster",
         "cluster_name",
         metavar="NAME|FILE",
-        help="What to plan for; see `autopar clusters`.  [default: the devices of this process]",
+        help="Cluster to plan for; see `autopar clusters`.  [default: the devices of this process]",
     ),
     click.option("--nodes", type=click.IntRange(min=1), metavar="N", help="Nodes of the cluster."),
 )
@@ -88,7 +88,7 @@ pipeline_options: Option = options(
     click.option(
         "--remat",
         type=click.Choice(["auto", "none", "selective", "full"]),
-        help="What the backward pass of a stage recomputes instead of holding it.  [default: auto]",
+        help="Recomputation in the backward pass of a stage.  [default: auto]",
     ),
     click.option(
         "--offload",
@@ -115,14 +115,14 @@ time_option: Option = options(
         "--time-limit",
         type=click.FloatRange(min=0),
         metavar="S",
-        help="Seconds of searching; then the best plan known.",
+        help="Time limit of the search, in seconds; the best plan so far is taken.",
     ),
     click.option(
         "--effort",
         type=click.Choice(("quick", "default", "high", "exhaustive")),
-        help="How long to search, in work units, and how near to the bound to stop.  [default: default]",
+        help="Budget of the search, in work units, and the gap at which it stops.  [default: default]",
     ),
-    click.option("--exhaustive", is_flag=True, default=None, help="As --effort exhaustive: all that may be planned."),
+    click.option("--exhaustive", is_flag=True, default=None, help="As --effort exhaustive."),
 )
 
 #: Limits on the answer and facts of the call: ``memory_limit``, ``mesh``, ``donate``.
@@ -138,11 +138,11 @@ limit_options: Option = options(
 
 #: Where roles cannot be told: ``batch``.
 batch_option: Option = click.option(
-    "--batch", metavar="N[,N]", callback=positions, help="Arguments that are the batch, where it cannot be told."
+    "--batch", metavar="N[,N]", callback=positions, help="Batch arguments, where roles are ambiguous."
 )
 
 #: No progress: ``quiet``.
-quiet_option: Option = click.option("-q", "--quiet", is_flag=True, help="Say nothing of the progress.")
+quiet_option: Option = click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 
 
 def format_option(*forms: str) -> Option:

@@ -1,4 +1,4 @@
-"""Where things are printed: results on standard output, everything else on standard error."""
+"""Output of the commands: results on standard output, everything else on standard error."""
 
 from __future__ import annotations
 

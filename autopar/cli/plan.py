@@ -37,7 +37,7 @@ PAGES = (".html", ".htm")
 @click.option(
     "--alternatives/--no-alternatives",
     default=None,
-    help="Plan what people write by hand too, for a table.  [default: for text and pages, not for JSON]",
+    help="Plan the alternatives that people write by hand too.  [default: for text and pages, not for JSON]",
 )
 @click.option(
     "--verify", metavar="T", help="Let the compiler of T choose among plans: cpu, tpu:v5p:4x4x4, cuda:h100:8x8, ..."

@@ -26,7 +26,7 @@ from autopar.simulate import simulate
 )  # fmt: skip
 @click.option("--depth", type=click.IntRange(min=1), help="Values between two workers that were not yet received.")
 def command(plan_file: str, output: str | None, form: str, depth: int | None) -> None:
-    """Show what a step of a plan will look like.
+    """Simulate a step of a plan.
 
     Prints who computes which microbatch when, the step time, the bubble and the peak memory. The trace that -o writes
     opens in Perfetto (ui.perfetto.dev).

@@ -39,7 +39,7 @@ _MOST_START_S = 10.0  # a process that is older did other things before
     default="lagrange",
     show_default=True,
     metavar="NAME",
-    help="What solves it: lagrange, highs, exhaustive.",
+    help="Solver: lagrange, highs, exhaustive.",
 )
 @click.option("-o", "--output", metavar="FILE", help="Write the choice to FILE, as JSON.")
 @options.format_option("text", "json")

@@ -14,7 +14,7 @@ def mesh_sizes(ctx: click.Context, param: click.Parameter, value: str | None) ->
     if value is None:
         return None
     if not re.fullmatch(r"[1-9][0-9]*(x[1-9][0-9]*)*", value):
-        raise click.BadParameter(f"{value!r} is no mesh; write sizes as 8 or 2x4", ctx, param)
+        raise click.BadParameter(f"{value!r} is not a mesh; write sizes as 8 or 2x4", ctx, param)
     return tuple(int(n) for n in value.split("x"))
 
 
@@ -23,7 +23,7 @@ def positions(ctx: click.Context, param: click.Parameter, value: str | None) -> 
     if value is None:
         return None
     if not re.fullmatch(r"[0-9]+(,[0-9]+)*", value):
-        raise click.BadParameter(f"{value!r} is no list of positions; write them as 0 or 0,1", ctx, param)
+        raise click.BadParameter(f"{value!r} is not a list of positions; write them as 0 or 0,1", ctx, param)
     return tuple(int(n) for n in value.split(","))
 
 

@@ -22,7 +22,7 @@ from autopar.plan import Plan
     "device",
     metavar="T",
     required=True,
-    help="What to compile for: cpu, cpu:N, tpu:v5p:4x4x4, or cuda:h100:8x8 (nodes x devices).",
+    help="Target of the compiler: cpu, cpu:N, tpu:v5p:4x4x4, or cuda:h100:8x8 (nodes x devices).",
 )
 @click.option("--plan", "plan_file", metavar="plan.json", help="A plan to verify.  [default: plan for the target]")
 @options.target_options

@@ -35,7 +35,7 @@ AXIS_NAMES = ("x", "y", "z", "w")
 
 @dataclass(frozen=True, slots=True)
 class DevicePlace:
-    """Where a device is: the number of its node, and the links inside and from that node."""
+    """Place of a device: the number of its node, and the links inside and from that node."""
 
     node: int
     intra: LinkSpec
@@ -57,7 +57,7 @@ def places(groups: Sequence[NodeGroup]) -> tuple[DevicePlace, ...]:
 
 
 def _group_keys(shape: tuple[int, ...], varied_axes: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """For each device the coordinates that a collective over the dims ``chosen`` of ``shape`` leaves fixed."""
+    """Coordinates of each device that a collective over the dims ``chosen`` of ``shape`` leaves fixed."""
     kept = [d for d in range(len(shape)) if d not in varied_axes]
     return [tuple(at[d] for d in kept) for at in product(*map(range, shape))]
 
@@ -100,7 +100,7 @@ def group_link(devices: Sequence[DevicePlace], shape: tuple[int, ...], varied: t
 def _span(
     devices: Sequence[DevicePlace], members: Counter[tuple[tuple[int, ...], int]], nodes: Counter[tuple[int, ...]]
 ) -> Span:
-    """Where the group lies that spans most nodes."""
+    """Place of the group that spans most nodes."""
     widest = max(sorted(nodes), key=lambda key: nodes[key])
     node = next(n for key, n in sorted(members) if key == widest)
     of_node = sum(place.node == node for place in devices)

@@ -56,7 +56,7 @@ def groups_of(devices: Sequence[FoundDevice], like: NodeGroup) -> tuple[NodeGrou
 
 
 def _sizes(keys: Sequence[object]) -> list[int]:
-    """How often each key comes, in order of their first."""
+    """Number of each key, in order of their first."""
     return [keys.count(k) for k in dict.fromkeys(keys)]
 
 

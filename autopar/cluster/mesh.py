@@ -10,7 +10,7 @@ from autopar.cluster.group import LinkSpec
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where the devices of a group of a collective lie, all groups being the same or this one the widest.
+    """Place of the devices of a collective's group, all groups being the same or this one the widest.
 
     Args:
         nodes: number of nodes that the group has devices in.

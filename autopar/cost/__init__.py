@@ -1,4 +1,4 @@
-"""What operators and collectives cost: seconds, FLOPs and bytes."""
+"""Prices of operators and collectives: seconds, FLOPs and bytes."""
 
 from autopar.cost.attention import ATTENTIONS
 from autopar.cost.collective_matmul import collective_matmul_s

@@ -63,7 +63,7 @@ def halved_shapes(op: Operator, shapes: Sequence[tuple[int, ...]]) -> list[tuple
 
 
 def units_of_halves(devices: int) -> int:
-    """Products of halves that each device of a ring makes under a causal mask; see `autopar.lower.localize.halves`."""
+    """Products of halves that each device of a ring makes under a causal mask (`autopar.lower.localize.attention`)."""
     return 2 * devices + 1
 
 

@@ -15,7 +15,7 @@ from autopar.cost.links import Network
 
 @dataclass(frozen=True)
 class Circumstances:
-    """What a measurement was made with.
+    """Circumstances of a measurement.
 
     Args:
         date: when.

@@ -1,4 +1,4 @@
-"""From measured times to figures of the kinds of work that neither FLOPs nor bytes explain.
+"""Figures of the kinds of work that neither FLOPs nor bytes explain, from measured times.
 
 convolutions    of the peak of products, what they reach by FLOPs: geometric mean over images and features; those of
                 kernels' gradients by themselves

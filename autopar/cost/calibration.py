@@ -1,4 +1,4 @@
-"""From measured times to the figures of a cluster file: peaks, efficiency curves, launch, links.
+"""Figures of a cluster file, from measured times: peaks, efficiency curves, launch, links.
 
 What is fitted, each by medians of repeated measurements:
 
@@ -227,7 +227,7 @@ def fit_link(collectives: Sequence[Sample], call_s: float) -> Link:
 def collectives_of(
     collectives: Sequence[Sample], call_s: float, between: Sequence[Sample] = ()
 ) -> tuple[MeasuredCollective, ...]:
-    """What collectives took, by kind, group and bytes; that fewer bytes took longer than more is taken for noise.
+    """Seconds of collectives by kind, group and bytes. Fewer bytes never take longer: a larger value counts as noise.
 
     Args:
         collectives: samples; those of one kind, group and size are of groups that lie differently.

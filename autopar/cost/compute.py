@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from autopar.cluster import Curve, Device
 from autopar.cost.attention import ATTENTIONS, attention_flops, score_traffic_bytes, score_width
-from autopar.cost.factorizations import factorization_flops
 from autopar.ir import Attr, Graph, Operator, TensorType
 from autopar.ir.loops import runs_inside
 from autopar.ir.primitives import (
@@ -59,7 +59,7 @@ def operator_flops(op: Operator, operand_types: Sequence[TensorType]) -> float:
     size x in-features a group; elementwise operators one an element of the result; reductions and cumulative
     ones an element of the operand (windowed ones the window's size an element of the result); scatters that
     combine one an element of the update; a polynomial a product and a sum for each coefficient but the last;
-    factorizations and attention in blocks as in `autopar.cost.factorizations` and `autopar.cost.attention`; the rest
+    factorizations and attention in blocks as in `autopar.cost.compute` and `autopar.cost.attention`; the rest
     none.
 
     Args:
@@ -148,7 +148,7 @@ def roofline_s(flops: float, bytes: float, dtype: str, device: Device, efficienc
 def least_roofline_s(
     flops: float, bytes: float, dtype: str, device: Device, parts: float, efficiency: Curve | None = None
 ) -> float:
-    """What `roofline_s` is at least of a part of some work: of one of ``parts`` equal parts, or of a larger one.
+    """Lower bound of `roofline_s` for one of ``parts`` equal parts of some work, or for a larger part.
 
     Args:
         flops: FLOPs of the whole.
@@ -176,3 +176,44 @@ def _least_amount(curve: Curve, least: float, most: float) -> float:
         if slope > 0 and least < (flat := x0 * math.exp(min((slope - y0) / slope, 700.0))) <= min(x1, most):
             amounts.append(flat)
     return min(a / max([curve.at(a), *(y for x, y in curve.points if x <= a)]) for a in amounts)
+
+
+def _qr(long: float, short: float) -> float:
+    return 2 * short**2 * (long - short / 3)
+
+
+# From the longer and the shorter side of a matrix to FLOPs.
+_OF_MATRIX: Mapping[str, Callable[[float, float], float]] = MappingProxyType(
+    {
+        "cholesky": lambda long, short: short**3 / 3,
+        "eig": lambda long, short: 25 * short**3,
+        "eigh": lambda long, short: 9 * short**3,
+        "geqrf": _qr,
+        "hessenberg": lambda long, short: 10 * short**3 / 3,
+        "householder_product": _qr,
+        "lu": lambda long, short: short**2 * (long - short / 3),
+        "qr": lambda long, short: 2 * _qr(long, short),
+        "schur": lambda long, short: 25 * short**3,
+        "svd": lambda long, short: 6 * long * short**2 + 20 * short**3,
+        "tridiagonal": lambda long, short: 4 * short**3 / 3,
+    }
+)
+
+
+def factorization_flops(op: Operator, operand_types: Sequence[TensorType]) -> float:
+    """FLOPs of one operator on whole tensors; 0 of one that is no factorization, solve or Fourier transform.
+
+    Args:
+        op: the operator; ``fft`` has the attribute ``fft_lengths``.
+        operand_types: type of each operand: matrices in the last two dims.
+    """
+    name = op.primitive
+    if name in _OF_MATRIX and operand_types[0].rank >= 2:
+        *batch, rows, columns = operand_types[0].shape
+        return math.prod(batch) * _OF_MATRIX[name](max(rows, columns), min(rows, columns))
+    if name == "triangular_solve" and operand_types[0].rank >= 2:
+        return float(operand_types[0].shape[-1] * operand_types[1].size)
+    if name == "fft":
+        points = math.prod(op.ints("fft_lengths"))
+        return 5.0 * op.results[0].type.size * math.log2(points) if points > 1 else 0.0
+    return 0.0

@@ -20,7 +20,7 @@ _Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 class Kernels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How fast kernels run, on any device.
+    """Speed of kernels on any device.
 
     Args:
         product_share: fraction of the device's best matrix-product rate that large products of a training step
@@ -40,7 +40,7 @@ class Kernels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NetworkConstants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How collectives behave on any network.
+    """Speed of collectives on any network.
 
     Args:
         level_s: seconds that each level of a tree over nodes adds, once up and once down, to the link's latency.
@@ -52,7 +52,7 @@ class NetworkConstants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Stack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a training program does beyond the arithmetic.
+    """Costs of a training program beyond its arithmetic.
 
     Args:
         fused_attention: attention never writes its s x s values.
@@ -151,7 +151,7 @@ class Constants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def constants_file() -> Path:
-    """Where the constants are kept."""
+    """Path of the constants."""
     return folder() / "training" / "constants.toml"
 
 

@@ -64,7 +64,7 @@ class Matrices:
 
 @dataclass(frozen=True, slots=True)
 class KernelRates:
-    """How fast kernels run on one kind of device.
+    """Speed of kernels on one kind of device.
 
     Args:
         cores: units that run tiles at the same time.
@@ -112,7 +112,7 @@ class KernelRates:
         return np.maximum(np.where(product.flops, computing, 0.0), self.memory_s(moved, device))
 
     def least_product_s(self, product: Matrices, dtype: str, device: Device, parts: float) -> float:
-        """What no device takes less than of a product that is split in ``parts``, however its dims are.
+        """Lower bound of a product's seconds on a device that does one of ``parts``, however its dims are split.
 
         With w waves and depth k of the whole, w / a and a k / parts on a device where a of the parts are of the waves,
 

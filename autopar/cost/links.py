@@ -1,4 +1,4 @@
-"""From timed transfers between workers to the figures of the link between nodes.
+"""Figures of the link between nodes, from timed transfers between workers.
 
 With M bytes of an array, alpha seconds a message, b bytes/s of a device and B bytes/s of all devices of a node:
 
@@ -63,7 +63,7 @@ class LinkSample:
 
 @dataclass(frozen=True)
 class Network:
-    """What connects workers.
+    """Links between workers.
 
     Args:
         link: bandwidth of one device, and latency of a message.

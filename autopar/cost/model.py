@@ -175,7 +175,7 @@ class CostModel:
         return together
 
     def exposed_share(self, *, of_state: bool) -> float:
-        """What is left of a collective's seconds where the stack hides a share of all of one kind.
+        """Seconds of a collective that computation does not hide, where the stack hides a share of each kind.
 
         Args:
             of_state: whether it is of gradients or parameters; else it is of activations.
@@ -266,7 +266,7 @@ class CostModel:
         )
 
     def least_s(self, work: LeastWork, parts: float) -> float:
-        """What an operator takes at least on each device, where it is split in at most so many parts.
+        """Lower bound of an operator's seconds on each device, where it is split in at most so many parts.
 
         Of devices that differ the fastest counts. The seconds fall with ``parts``; times ``parts`` they rise.
 

@@ -20,7 +20,7 @@ from autopar.cost.sends import lane_bandwidth
 
 @dataclass(frozen=True, slots=True)
 class NetworkRates:
-    """How collectives behave on any network of nodes.
+    """Speed of collectives on any network of nodes.
 
     Args:
         level_s: seconds that each level of a tree over nodes adds, once up and once down, to the link's latency.

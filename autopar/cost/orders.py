@@ -101,7 +101,7 @@ def run_bytes(op: Operator, operand_types: Sequence[TensorType]) -> int:
 
 
 def _of_product(op: Operator, types: Sequence[TensorType]) -> tuple[tuple[int, ...], ...]:
-    """For each operand its dims in the order that a library takes, empty if it takes the product as it is."""
+    """Dims of each operand in the order that a library takes, empty if it takes the product as it is."""
     if _taken(op, types):
         return ((), ())
     summed, shared, unshared = _roles(op, types)

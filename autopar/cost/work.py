@@ -1,4 +1,4 @@
-"""What one operator has to do, whole, apart from how it is split."""
+"""Work of one operator on whole tensors, apart from how it is split."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Core = Literal["", "whole", "causal"]
 
 @dataclass(frozen=True)
 class KernelWork:
-    """What one operator computes and moves on whole tensors.
+    """FLOPs and bytes of one operator on whole tensors.
 
     Args:
         flops: FLOPs.
@@ -60,7 +60,7 @@ class KernelWork:
 
 @dataclass(frozen=True)
 class LeastWork:
-    """What one operator computes and moves at least, wherever it runs and whatever is fused into it.
+    """Lower bound of the FLOPs and bytes of one operator, wherever it runs and whatever is fused into it.
 
     Args:
         flops: FLOPs of the whole.

@@ -1,4 +1,4 @@
-"""From a callable and its arguments to a `Graph`: tracing, opening of nested jaxprs, roles."""
+"""Frontend: from a callable and its arguments to a `Graph`, by tracing, opening nested jaxprs, and roles."""
 
 from autopar.frontend.build import Bound, BoundGraph
 from autopar.frontend.signature import CallSignature, SignatureOptions, flatten_call

@@ -85,7 +85,7 @@ def _solve(eqn: JaxprEqn) -> tuple[Any, Sequence[int]]:
 
 
 def _implementation(eqn: JaxprEqn) -> Any:
-    """What a primitive's Python implementation does, as a jaxpr; None where it wants concrete values."""
+    """The Python implementation of a primitive as a jaxpr; None where it wants concrete values."""
     implementation: Any = eqn.primitive.impl
 
     def run(*operands: Any) -> Any:

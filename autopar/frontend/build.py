@@ -1,4 +1,4 @@
-"""From a jaxpr to a `Graph` and, next to it, what running it needs of jax.
+"""Builds a `Graph` from a jaxpr and, next to it, the jax objects that running it needs.
 
 Calls (jit, custom derivatives, remat) are opened into the surrounding graph; scan, while and cond
 keep their bodies as regions. An opened remat keeps its meaning through an ``optimization_barrier``
@@ -44,7 +44,7 @@ _PLAIN = (type(None), bool, int, float, str, tuple, np.dtype, enum.Enum)
 
 @dataclass(frozen=True, eq=False)
 class Bound:
-    """What running one operator needs: its primitive, parameters, and regions by name."""
+    """Data for running one operator: its primitive, parameters, and regions by name."""
 
     primitive: Primitive
     params: Mapping[str, Any]
@@ -258,7 +258,7 @@ class _GraphBuilder:
         return [*inputs[first : first + carries], *stacks]
 
     def undone(self, name: str, operand: Operand, type: TensorType) -> Operand | None:
-        """What a reshape gives back where it undoes the reshape that made ``operand``; None where it does not.
+        """The value that a reshape gives back by undoing the reshape that made ``operand``; None where it does not.
 
         `jax.shard_map` keeps what the backward pass needs with the devices in the first dim, in front of the examples.
         """

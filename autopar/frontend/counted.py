@@ -21,7 +21,7 @@ _LARGEST = 1 << 20
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of the values of a graph in the making.
+    """Facts about the values of a graph under construction.
 
     Args:
         producers: operator that makes a value, by the value's name.

@@ -1,4 +1,4 @@
-"""What passes that interpret a jaxpr share: to walk it, and to bind an equation as it stands, in its place."""
+"""Parts shared by passes that interpret a jaxpr: the walk, and binding an equation unchanged in its place."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def interpreted(
 
 
 def shapes_of(variables: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
-    """What a program of these arguments is traced for."""
+    """Shapes and dtypes for which a program of these arguments is traced."""
     return [
         jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=getattr(v.aval, "weak_type", False))
         for v in variables

@@ -1,4 +1,4 @@
-"""Where the first dim of an input, or of one layer of a stack, is in the result of an operator."""
+"""Places of the first dim of an input, or of one layer of a stack, in the result of an operator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where operators of a function that is traced again came from."""
+"""Origins of the operators of a function that is traced again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _MARK = "autopar#"
 
 @dataclass(frozen=True)
 class Label:
-    """What is traced under a mark.
+    """A mark, and the function traced under it.
 
     Args:
         scope: of the operator.
@@ -52,7 +52,7 @@ class Labels:
         return f"{_MARK}{self.known[entry]}"
 
     def origin(self, stack: str) -> Label | None:
-        """What stands for the innermost mark in a name stack; None if there is none."""
+        """The innermost mark in a name stack; None if there is none."""
         _, mark, rest = stack.rpartition(_MARK)
         if not mark:
             return None

@@ -1,4 +1,4 @@
-"""Which arguments of a function are a model, where nothing says so by coming back: an eval step, a server."""
+"""Finds the arguments that are a model in a function that returns no next one: an eval step, a server."""
 
 from __future__ import annotations
 

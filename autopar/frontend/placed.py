@@ -1,4 +1,4 @@
-"""What the user's code says of where a value lies: ``with_sharding_constraint``, an inner ``jit(out_shardings)``."""
+"""Placements that the user's code asks for: ``with_sharding_constraint``, an inner ``jit(out_shardings)``."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def shards(sharding: Any, rank: int) -> tuple[int, ...] | None:
 
 
 def result_shardings(eqn: JaxprEqn) -> list[Any]:
-    """For each result of an inner ``jax.jit`` the sharding that the user gave it, or None."""
+    """Sharding that the user gave each result of an inner ``jax.jit``, or None."""
     given = eqn.params.get("out_shardings", ()) if eqn.primitive.name in ("jit", "pjit") else ()
     return [s if isinstance(s, NamedSharding) and _is_auto(s.mesh) else None for s in given]
 

@@ -36,7 +36,7 @@ class Positions:
 
     @staticmethod
     def of(values: Any, size: int) -> Positions | None:
-        """Of all elements of a dim of ``size`` so many times, or of every so many-th; None where it is neither."""
+        """Repeats of all elements of a dim of ``size``, or the step between the elements read; None if neither."""
         count = len(values)
         if count > size > 1 and count % size == 0:
             times = count // size
@@ -57,7 +57,7 @@ def is_resizing(primitive: str) -> bool:
 def resized(
     primitive: str, params: Mapping[str, Any], types: Sequence[TensorType], indices: Callable[[], Any]
 ) -> Callable[..., Any] | None:
-    """What computes a read or write at fixed positions from its first and its last operand; None for others.
+    """A function of the first and the last operand that computes a read or write at fixed positions; None for others.
 
     Args:
         primitive: one of which `is_resizing` is true.

@@ -1,4 +1,4 @@
-"""What each argument is for: parameters, optimizer state, batch, other; and which output replaces it.
+"""Roles of arguments: parameters, optimizer state, batch, other; and the output that replaces each of them.
 
 An output replaces an input (the next call takes it) where an argument, or a part of it, comes back
 with the same structure and types. Among the inputs that come back, a parameter is one that the
@@ -10,13 +10,16 @@ dim, is the batch, unless products show that it is a model which is not trained.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from autopar.frontend.frozen import frozen_arguments
+from autopar.frontend.first_dims import dim_in_result
 from autopar.frontend.models import may_be_batch, model_arguments, predicted
-from autopar.ir import Graph, Input, Output, is_float
+from autopar.ir import Graph, Input, Operator, Output, TensorType, is_float
 from autopar.ir.analysis import names_read, reached_outputs
+from autopar.ir.loops import Scan
+from autopar.ir.phases import phase_of
 
 _OPTIMIZER_WORDS = ("opt_state", "optimizer", "opt", "mu", "nu", "trace", "momentum", "velocity")
 
@@ -128,7 +131,7 @@ class _Returned:
 
     @staticmethod
     def of(outputs: Sequence[Output], reach: Mapping[str, int]) -> _Returned:
-        """From all outputs."""
+        """The first dims of all outputs."""
         replacing = {o.updates: i for i, o in enumerate(outputs) if o.updates is not None}
         free = sum(1 << i for i, o in enumerate(outputs) if o.updates is None)
         scalars = sum(1 << i for i, o in enumerate(outputs) if o.updates is None and o.type.rank == 0)
@@ -165,3 +168,90 @@ def _words(path: str) -> set[str]:
     for mark in "[]'\".":
         path = path.replace(mark, " ")
     return set(path.split())
+
+
+_NONE: frozenset[tuple[str, int]] = frozenset()
+
+
+@dataclass(frozen=True)
+class _FirstDims:
+    """Places of the first dims of inputs in a value.
+
+    Args:
+        plain: (input, dim of the value) where the value is the input, cast, transposed or scaled.
+        mixed: likewise where something was added to it.
+    """
+
+    plain: frozenset[tuple[str, int]] = _NONE
+    mixed: frozenset[tuple[str, int]] = _NONE
+
+
+@dataclass
+class _Products:
+    """Inputs by what forward products do to their first dims."""
+
+    summed: set[str] = field(default_factory=set)
+    kept: set[str] = field(default_factory=set)
+
+    def walk(self, graph: Graph, inputs: Mapping[str, _FirstDims]) -> None:
+        """Reads the operators of a graph whose inputs have these first dims."""
+        known = dict(inputs)
+        for op in graph.operators:
+            if phase_of(op) == "backward":
+                continue
+            dims = [known.get(o, _FirstDims()) if isinstance(o, str) else _FirstDims() for o in op.operands]
+            if op.primitive == "dot_general":
+                self._product(op, dims)
+            elif op.primitive == "conv_general_dilated":
+                self.kept |= {name for name, _ in dims[0].mixed}
+                self.summed |= set() if dims[0].plain else {name for name, _ in dims[1].mixed}
+            elif op.primitive == "scan":
+                scan = Scan.of(op)
+                constants, carries, stacks = scan.split(dims)
+                given = [*constants, *(_FirstDims() for _ in carries), *stacks]
+                self.walk(scan.body, dict(zip((i.name for i in scan.body.inputs), given, strict=True)))
+            elif dims:
+                passed = _passed_on(op, dims, graph.type_of(op.operands[0]))
+                known.update((r.name, passed) for r in op.results)
+
+    def _product(self, op: Operator, dims: Sequence[_FirstDims]) -> None:
+        numbers: Any = op.attr("dimension_numbers")
+        summed = numbers[0]
+        for n, mine in enumerate(dims):
+            over = set(summed[n])
+            self.kept |= {name for name, dim in mine.mixed if dim not in over}
+            if not dims[1 - n].plain:
+                self.summed |= {name for name, dim in mine.mixed if dim in over}
+
+
+def _passed_on(op: Operator, dims: Sequence[_FirstDims], type: TensorType) -> _FirstDims:
+    """Places of first dims in the results of ``op``, whose first operand has this type."""
+    if op.primitive in ("add", "div", "mul", "sub"):
+        scales = op.primitive in ("div", "mul")
+        plain = frozenset().union(*(d.plain for d in dims)) if scales else _NONE
+        return _FirstDims(plain, frozenset().union(*(d.mixed for d in dims)))
+
+    def moved(part: frozenset[tuple[str, int]]) -> frozenset[tuple[str, int]]:
+        places = ((name, dim_in_result(op, dim, type)) for name, dim in part)
+        return frozenset((name, dim) for name, dim in places if dim is not None)
+
+    return _FirstDims(moved(dims[0].plain), moved(dims[0].mixed))
+
+
+def frozen_arguments(graph: Graph, arguments: Sequence[tuple[int | str, str]], carried: Set[str]) -> set[int | str]:
+    """Arguments of a train step that are a model which is not trained.
+
+    Args:
+        graph: its inputs begin with the traced leaves.
+        arguments: for each leaf its argument (position or name) and its path inside the argument.
+        carried: names of inputs that come back.
+    """
+    leaves = [(i, a) for i, (a, _) in zip(graph.inputs, arguments, strict=False) if i.name not in carried]
+    of_leaf = {i.name: a for i, a in leaves}
+    products = _Products()
+    first = {i.name: frozenset({(i.name, 0)}) for i in graph.inputs}
+    products.walk(graph, {name: _FirstDims(dims, dims) for name, dims in first.items()})
+    frozen = {of_leaf[n] for n in products.summed if n in of_leaf}
+    frozen -= {of_leaf[n] for n in products.kept if n in of_leaf}
+    others = {a for i, a in leaves if may_be_batch(i.type)} - frozen
+    return frozen if others else set()

@@ -1,4 +1,4 @@
-"""What makes two calls of a function the same program: structure, types, and static values.
+"""Signatures of calls: two calls with equal structure, types and static values run the same program.
 
 Leaves that jax cannot trace (strings, functions, any object) are static: compared by value, passed
 to the function as they are. Python numbers are traced, as `jax.jit` does.
@@ -39,7 +39,7 @@ _SWAPPED = ">" if sys.byteorder == "little" else "<"
 
 @dataclass(frozen=True)
 class SignatureOptions:
-    """How arguments are read.
+    """Options by which arguments are read.
 
     Args:
         static_argnums: positions of arguments that are values of the program, as in `jax.jit`.
@@ -148,7 +148,7 @@ class CallSignature:
         return tuple(a for i, a in enumerate(args) if i not in static), dict(kwargs)
 
     def paths(self, fn: Callable[..., Any], arrays: Sequence[Any]) -> tuple[tuple[str, int | str, str], ...]:
-        """For each traced leaf: its text path (``state.params['w']``), argument position or name, path inside it.
+        """Text path (``state.params['w']``), argument position or name, and path inside it of each traced leaf.
 
         Args:
             fn: the function, for the names of its parameters.
@@ -207,7 +207,7 @@ def context_mesh() -> Any:
 
 
 def leaf_entry(leaf: Any, static_numbers: bool) -> Any:
-    """What a leaf adds to the signature: ``(shape, dtype, weak_type)``, or a static value."""
+    """Entry of a leaf in the signature: ``(shape, dtype, weak_type)``, or a static value."""
     if isinstance(leaf, _TYPED):
         return (leaf.shape, leaf.dtype, bool(getattr(leaf, "weak_type", False)))
     if isinstance(leaf, _NUMPY):

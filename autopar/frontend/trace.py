@@ -1,4 +1,4 @@
-"""From a callable and a call signature to `Traced`: the graph, with what running it needs."""
+"""`Traced`, from a callable and a call signature: the graph, with the data for running it."""
 
 from __future__ import annotations
 

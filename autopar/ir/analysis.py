@@ -44,7 +44,7 @@ def closure(
 
 
 def taken_by(operators: Sequence[Operator], wanted: Iterable[Operand]) -> tuple[list[Operator], list[str]]:
-    """What makes values: operators, in running order, and the names that these take of what none of them makes.
+    """Operators that make values, in running order, and the names that they take from elsewhere.
 
     Args:
         operators: those that may be taken, in running order.
@@ -91,7 +91,7 @@ def dependents(
 
 
 def reached_outputs(graph: Graph) -> Mapping[str, int]:
-    """By value which outputs depend on it: bit i stands for output i; 0 for none.
+    """Outputs that depend on each value: bit i stands for output i; 0 for none.
 
     Sets would take as long as inputs times outputs.
     """
@@ -114,7 +114,7 @@ def places(
     read_at: dict[str, set[int]],
     decide: Callable[[Operator, set[int]], Iterable[int]],
 ) -> dict[str, tuple[int, ...]]:
-    """Where operators run so that their results are where they are read; by id, readers first.
+    """Places at which operators run so that their results are where they are read; by id, readers first.
 
     Args:
         operators: those of a graph, in running order.
@@ -137,7 +137,7 @@ def unread_inputs(graph: Graph) -> frozenset[int]:
 
 
 def meeting_operator(graph: Graph, op: Operator, late: Container[str], is_term: Callable[[str], bool]) -> Operator:
-    """Where the values meet that an operator depends on: the first one that needs all, or the reduction before it.
+    """The operator in which values meet: the first one that needs all, or the reduction before it.
 
     Args:
         graph: that the operator is in.

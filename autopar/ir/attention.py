@@ -1,4 +1,4 @@
-"""Which operators of a graph are the core of attention: what one fused kernel computes of queries, keys and values.
+"""Finds the core of attention in a graph: the operators that one fused kernel computes of queries, keys and values.
 
 The scores are what a product with batch dims makes and elementwise operators go on with; they are divided by a sum over
 themselves, which distinguishes them from the hidden values of experts; and products with batch dims take them. So it is

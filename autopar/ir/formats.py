@@ -40,9 +40,9 @@ class WireFormat:
 
     def __post_init__(self) -> None:
         if self.name not in FORMATS:
-            raise AutoparError(f"{self.name!r} is no format of what is sent", remedy=f"one of {', '.join(FORMATS)}")
+            raise AutoparError(f"{self.name!r} is not a wire format", remedy=f"one of {', '.join(FORMATS)}")
         if self.block < 8 or self.block % 8:
-            raise AutoparError(f"block={self.block} is no size of a block", remedy="give a multiple of 8, as 256")
+            raise AutoparError(f"block={self.block} is not a block size", remedy="give a multiple of 8, as 256")
 
     @property
     def text(self) -> str:
@@ -51,7 +51,7 @@ class WireFormat:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From `text`."""
+        """Reads a format from `text`."""
         name, _, block = text.partition("/")
         return cls(name, int(block))
 

@@ -169,7 +169,7 @@ class _Flow:
 
     @staticmethod
     def _only(needed: np.ndarray) -> np.ndarray:
-        """Which heavy operators (columns) one operand (row) needs and no other does."""
+        """Heavy operators (columns) that one operand (row) needs and no other does."""
         return np.asarray(needed & (needed.sum(axis=0) == 1), float)
 
     @staticmethod

@@ -46,7 +46,7 @@ def phase_of(op: Operator, enclosing: str = "update") -> str:
 
 
 def phase_of_marks(marks: Collection[str], enclosing: str = "update") -> str:
-    """As `phase_of`, of what has these marks."""
+    """Phase of an operator with these marks; see `phase_of`."""
     if enclosing == BACKWARD or BACKWARD in marks or RECOMPUTED in marks:
         return BACKWARD
     return FORWARD if FORWARD in marks else enclosing

@@ -1,4 +1,4 @@
-"""Which pairs of loops over layers may run in segments, and how long segments are worth a try.
+"""Finds pairs of loops over layers that may run in segments, and lengths of segments worth a try.
 
 A forward loop over l layers leaves a stack of what its backward loop reads. In segments of k layers it leaves what
 enters each segment, and the backward pass runs a segment again for what its layers leave (Chen et al., 2016):

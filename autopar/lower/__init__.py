@@ -1,1 +1,1 @@
-"""From plan and program to what runs: programs on local pieces, and instruction lists."""
+"""Lowering: from plan and program to programs on local pieces, and instruction lists."""

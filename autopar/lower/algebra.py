@@ -87,7 +87,7 @@ def _batch_inside(op: Operator, body: Graph, of_batch: Collection[str]) -> set[s
 
 
 def _bound(op: Operator, bounds: Mapping[str, Bound], likes: Mapping[str, str]) -> Bound:
-    """What running a new operator needs: the parameters of one like it, with its own dims."""
+    """Data for running a new operator: parameters of one like it, with its own dims."""
     like = bounds.get(likes.get(op.id, ""))
     primitive = _PRIMITIVES[op.primitive] if like is None else like.primitive
     params = {} if like is None else dict(like.params)

@@ -29,7 +29,7 @@ MESH = "mesh"
 
 @dataclass
 class _Decided:
-    """What the plan says about operations of the module, by their numbers.
+    """Decisions of the plan for operations of the module, by their numbers.
 
     Args:
         results: layouts of an operation's results.
@@ -53,7 +53,7 @@ def annotate(module: StablehloModule, traced: Traced, plan: Plan) -> str:
     """
     if plan.num_stages != 1 or plan.num_microbatches != 1:
         raise PlanMismatchError(
-            f"a plan of {plan.num_stages} stages and {plan.num_microbatches} microbatches is no sharding of one module",
+            f"a plan of {plan.num_stages} stages and {plan.num_microbatches} microbatches does not shard one module",
             remedy="plan with num_stages=1 and num_microbatches=1",
         )
     (stage,) = plan.stages

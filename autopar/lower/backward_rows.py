@@ -1,4 +1,4 @@
-"""Which parameters of stacks may be updated inside of the backward loop that makes their gradients.
+"""Finds parameters of stacks that may be updated inside of the backward loop that makes their gradients.
 
 A parameter of which the loop over layers makes a stack of gradients may be updated layer by layer in that loop, if its
 update needs of the backward pass nothing but the slice of the trip. So no stack of gradients is kept (LOMO, Lv et al.,
@@ -23,7 +23,7 @@ from autopar.plan.text import bytes_text
 
 @dataclass(frozen=True)
 class LoopUpdate:
-    """What one backward loop over layers updates.
+    """Updates inside of one backward loop over layers.
 
     Args:
         loop: id of the loop.
@@ -38,7 +38,7 @@ class LoopUpdate:
 
 @dataclass(frozen=True)
 class BackwardRows:
-    """What of an update runs inside of backward loops.
+    """Updates of a step that run inside of its backward loops.
 
     Args:
         length: number of layers.
@@ -54,7 +54,7 @@ class BackwardRows:
 
 
 def backward_rows(graph: Graph) -> BackwardRows:
-    """What of the update of a step may run inside of its backward loops over layers.
+    """Finds the part of a step's update that may run inside of its backward loops over layers.
 
     Args:
         graph: a step in one microbatch.
@@ -86,7 +86,7 @@ def backward_rows(graph: Graph) -> BackwardRows:
 
 
 def kept_note(graph: Graph, rows: BackwardRows) -> str:
-    """That stacks of gradients are kept for the update, and why; "" where none is.
+    """Note on stacks of gradients that are kept for the update, with the reason; "" where none is.
 
     Args:
         graph: the step.
@@ -112,7 +112,7 @@ def _gradients(graph: Graph, length: int) -> dict[str, Operator]:
 
 @dataclass(frozen=True)
 class _Search:
-    """What is asked of each part of an update.
+    """Facts asked about each part of an update.
 
     Args:
         graph: the step.
@@ -159,7 +159,7 @@ class _Search:
         return common[::-1]
 
     def update(self, loop: str, parts: Sequence[Sequence[Operator]]) -> LoopUpdate:
-        """What a loop updates that takes ``parts``."""
+        """Updates of a loop that takes ``parts``."""
         ids = {op.id for part in parts for op in (*self._common_of(part), *part)}
         results = set(names_made(op for part in parts for op in part))
         matches = {id: m for id, m in self.rows.matches.items() if id in ids}

@@ -55,7 +55,7 @@ def _bodies(bound: BoundGraph, least_scores: int) -> BoundGraph:
 
 
 def _bound(op: Operator, bounds: Mapping[str, Bound], like: str, origins: Mapping[str, str]) -> Bound:
-    """What running a core needs: its operator, its regions, and the precision of the products that it replaces."""
+    """Data for running a core: its operator, regions, and the precision of the products that it replaces."""
     regions = {name: _region(graph, bounds, origins) for name, graph in op.regions}
     params = {"operator": op, "regions": regions, "precision": bounds[like].params.get("precision")}
     return Bound(_PRIMITIVES[op.primitive], MappingProxyType(params), MappingProxyType(regions))

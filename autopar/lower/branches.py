@@ -48,7 +48,7 @@ _Branch: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True)
 class _Saved:
-    """What a branch saved apart.
+    """Values that a branch saves apart.
 
     Args:
         operand: a name, or a literal.
@@ -62,7 +62,7 @@ class _Saved:
 
 @dataclass(frozen=True)
 class _Leaving:
-    """What a branch hands on of what a branch inside of it saved apart.
+    """Values saved apart by inner branches that a branch hands on.
 
     Args:
         name: of the cond's result.
@@ -185,7 +185,7 @@ class _BranchRun:
         self, bound: BoundGraph, op: Operator, number: int, frame: _Frame, operands: Sequence[Any],
         wanted: Sequence[tuple[int, _Branch, _Saved]],
     ) -> tuple[Mapping[tuple[str, _Branch], _Saved], list[Any]]:  # fmt: skip
-        """What branches inside of a branch save apart, as in `_Frame.apart`, and the shapes of that."""
+        """Values that branches inside of a branch save apart, as in `_Frame.apart`, with their shapes."""
         apart: dict[tuple[str, _Branch], _Saved] = {}
 
         def run(*operands: Any) -> list[Any]:
@@ -200,7 +200,7 @@ class _BranchRun:
         self, bound: BoundGraph, op: Operator, frame: _Frame, operands: Sequence[Any],
         wanted: Sequence[tuple[int, _Branch, _Saved]],
     ) -> list[_Leaving]:  # fmt: skip
-        """What a cond returns besides its results: what branches inside of its branches saved apart.
+        """Results that a cond has besides its own: values that branches inside of its branches save apart.
 
         What the cond was given is recorded in ``frame`` as what was saved.
         """
@@ -260,7 +260,7 @@ class _BranchRun:
 
 
 def _leaving(op: Operator, scan: Scan, inner: _Frame, frame: _Frame) -> list[tuple[str, _Branch, _Saved]]:
-    """What a loop has to stack of what branches of its body saved apart.
+    """Stacks that a loop makes of values that branches of its body save apart.
 
     What the loop was given, a constant or a stack, is recorded in ``frame`` as what was saved.
     """

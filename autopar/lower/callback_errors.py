@@ -23,7 +23,7 @@ _ALIGNMENT = 64
 
 @dataclass(eq=False)
 class CallbackErrors:
-    """What the callbacks of one program have raised since it was last asked.
+    """Exceptions of one program's callbacks since the last question.
 
     Args:
         by_buffers: whether callbacks read their operands where they lie. jax copies them on threads of its own, of

@@ -23,7 +23,7 @@ _BITS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}
 
 @dataclass
 class CollectiveBarriers:
-    """What of one graph was done so far, in the order in which it is traced.
+    """Collectives and regions of one graph that are done, in the order of tracing.
 
     Args:
         regions: how many loops and branches with collectives inside there were.
@@ -36,7 +36,7 @@ class CollectiveBarriers:
     since: list[Any] = field(default_factory=list)
 
     def collective(self, piece: Any, age: int) -> Any:
-        """What a collective takes, not there before the last region is done.
+        """Operand of a collective, behind a barrier that waits for the last region.
 
         Args:
             piece: of this device.
@@ -50,7 +50,7 @@ class CollectiveBarriers:
             self.since.append(element)
 
     def enter(self, arrays: Sequence[Any], age: int) -> list[Any]:
-        """What a region takes, of which one is not there before the collectives so far, and the last region, are done.
+        """Operands of a region, of which one waits for all collectives so far and for the last region.
 
         Args:
             arrays: its operands.

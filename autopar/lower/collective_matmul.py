@@ -45,7 +45,7 @@ class Ring:
 
     @property
     def reach(self) -> dict[int, int]:
-        """By way, ahead (1) or behind (-1), how many devices there send blocks to this one."""
+        """Number of devices that send blocks to this one, by direction: ahead (1) or behind (-1)."""
         ahead = self.size - 1 if self.in_steps else self.size // 2
         return {1: ahead, -1: self.size - 1 - ahead}
 
@@ -59,7 +59,7 @@ class Ring:
         return lax.rem(self.context.index(self.axes) + jnp.int32(offset % self.size), jnp.int32(self.size))
 
     def passed(self, block: Any, by: int) -> Any:
-        """What the device ``by`` places on has."""
+        """The value of the device that is ``by`` places further."""
         names = axis_names(self.context.index, self.axes)
         pairs = [((n + by) % self.size, n) for n in range(self.size)]
         return self.context.send(lambda b: lax.ppermute(b, names, pairs), block)
@@ -156,7 +156,7 @@ class BlockProduct:
     result: Any = None
 
     def gathered(self, operand: int, other: Any) -> Callable[[ReshardStep, Any], Any]:
-        """What does the last step before the product, and the product next to it: `Instead` of a value.
+        """A function that does the last step before the product next to the product, as `Instead` of a value.
 
         Args:
             operand: number of the operand that is taken.

@@ -80,7 +80,7 @@ def _multiplies_matrices(op: Operator, types: Sequence[TensorType]) -> bool:
 
 
 def _matrices(op: Operator) -> range:
-    """Which operands are stacked though they may be one array: what is factorized, or what a loop carries."""
+    """Operands that are stacked though they may be one array: a factorized one, or one that a loop carries."""
     if op.primitive != "scan":
         return range(len(op.operands))
     loop = Scan.of(op)
@@ -142,7 +142,7 @@ def _run(
 def _stacked(
     program: BoundGraph, group: Sequence[Operator], num_devices: int, env: Mapping[str, Any], recorder: Recorder
 ) -> dict[str, Any]:
-    """What the operators of a group return, computed as one of stacks of the operands in which they differ."""
+    """Results of a group's operators, computed as one of stacks of the operands in which they differ."""
     first, bound = group[0], program.bounds[group[0].id]
     more = _in_stacks(len(group), num_devices) - len(group)
     operands, stacked = list[Any](), list[bool]()

@@ -99,7 +99,7 @@ def collectives(text: str, *, unknown_trips: float = 1.0) -> tuple[HloCollective
 
 @dataclass(frozen=True, slots=True)
 class HloWork:
-    """What a program is made of besides its collectives.
+    """Work of a program besides its collectives.
 
     Args:
         fusions: fusion instructions in the text.

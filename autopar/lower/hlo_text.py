@@ -115,7 +115,7 @@ def _instruction(line: str, with_metadata: str) -> Instruction | None:
 
 
 def _closing(line: str, start: int) -> int:
-    """Where the bracket that opens at ``start`` has been closed: the index behind it."""
+    """Index behind the bracket that closes the one at ``start``."""
     depth = 0
     for k in range(start, len(line)):
         depth += (line[k] in "([{") - (line[k] in ")]}")
@@ -125,7 +125,7 @@ def _closing(line: str, start: int) -> int:
 
 
 def runs_of(module: HloModule, unknown_trips: float) -> dict[str, tuple[float, bool]]:
-    """By computation that runs: how often, and whether that is certain."""
+    """Number of runs, and whether it is certain, by computation that runs."""
     calls = {name: list(called(module, body, unknown_trips)) for name, body in module.computations.items()}
     runs: dict[str, tuple[float, bool]] = {module.entry: (1.0, True)}
     for name in _callers_first(module.entry, calls):

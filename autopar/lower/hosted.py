@@ -25,7 +25,7 @@ PINNED_HOST = "pinned_host"
 
 @dataclass(frozen=True)
 class Hosted:
-    """What of a program lies in host memory.
+    """Values of a program in host memory.
 
     Args:
         inputs: indices of inputs.
@@ -37,7 +37,7 @@ class Hosted:
 
 
 def hosted_of(content: PlanContent) -> Hosted:
-    """What a plan of one stage keeps in host memory."""
+    """Values that a plan of one stage keeps in host memory."""
     paths = {r.path for r in content.inputs if r.memory == "host"}
     return Hosted(
         frozenset(n for n, r in enumerate(content.inputs) if r.path in paths),
@@ -46,7 +46,7 @@ def hosted_of(content: PlanContent) -> Hosted:
 
 
 def sharding_of(record: InputRecord | OutputRecord, mesh: Mesh | AbstractMesh, *, host: bool) -> NamedSharding:
-    """Where an input or output lies on a mesh, or next to it in host memory."""
+    """Sharding of an input or output on a mesh, or next to it in host memory."""
     return placed(mesh, partition_spec(Layout.parse(record.layout).dims), host=host)
 
 

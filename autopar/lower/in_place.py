@@ -43,7 +43,7 @@ def scan_in_place(
     drops_barriers: bool,
     **options: Any,
 ) -> tuple[Sequence[Any], Sequence[Any]]:
-    """What ``lax.scan`` of ``body`` gives, with some stacks carried on, which compilers write in place.
+    """The results of ``lax.scan`` of ``body``, with some stacks carried on, which compilers write in place.
 
     Args:
         body: of (carries, slices), gives (carries, slices of results).
@@ -84,7 +84,7 @@ def ends_layer(op: Operator) -> bool:
 
 
 def behind_layer(graph: Graph, op: Operator, arrays: Sequence[Any]) -> list[Any]:
-    """What such a barrier gives where the compiler drops barriers.
+    """The value behind a barrier, for compilers that drop barriers.
 
     Args:
         graph: body of the loop.

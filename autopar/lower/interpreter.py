@@ -7,7 +7,7 @@ plan wants. Loops and branches run jax's own, with bodies interpreted here.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -25,7 +25,6 @@ from autopar.ir.primitives import is_generator
 from autopar.lower.collective_barriers import CollectiveBarriers, splits_inside
 from autopar.lower.collective_matmul import BlockProduct
 from autopar.lower.decisions import Sharded
-from autopar.lower.done_before import done_before
 from autopar.lower.hosted import to_device, to_host
 from autopar.lower.in_place import behind_layer, ends_layer, numbers_in_place, scan_in_place
 from autopar.lower.localize.base import LocalContext, bind, scalar
@@ -118,7 +117,7 @@ class Interpreter:
     def _operands(
         self, env: Env, op: Operator, types: Sequence[TensorType], wanted: Sequence[Layout | None]
     ) -> list[Any]:
-        """What ``op`` takes. Where memory is short, copies are made last, not before the other operands are there."""
+        """Operands of ``op``. Where memory is short, copies are made last and wait for the other operands."""
         sources = [env.get(o) if isinstance(o, str) else None for o in op.operands]
         late = [
             isinstance(s, Held) and s.routes.memory_bound and k is not None and bool(s.routes.pending(k, self.phase))
@@ -214,7 +213,7 @@ class Interpreter:
         env[result.name] = held
 
     def _send(self, age: int, permute: Callable[[Any], Any], piece: Any) -> Any:
-        """What a collective of an operator makes of a piece, see `LocalContext.send`; ``age`` as in `Held`."""
+        """Sends a piece by a collective of an operator, see `LocalContext.send`; ``age`` as in `Held`."""
         if self.barriers is None:
             return permute(piece)
         output = permute(self.barriers.collective(piece, age))
@@ -390,3 +389,26 @@ def _age(env: Env, op: Operator) -> int:
 def _typed(array: Any, type: TensorType) -> Any:
     """Numpy scalars of literals as jax arrays; a loop's carry has to be one."""
     return jnp.asarray(array) if isinstance(array, np.ndarray | np.generic) else array
+
+
+def done_before(graph: Graph, env: Mapping[str, Held | ComputedValue], carries: Sequence[Any]) -> list[Any]:
+    """Operands of a loop that wait for some results of the step.
+
+    Where memory is short the loss is summed, and a parameter behind the last layer updated, before the loop, as the
+    plan has it. XLA's scheduler for GPUs would put that after the loop, with logits and their gradient in memory.
+
+    Args:
+        graph: the step.
+        env: its values so far.
+        carries: what the loop begins with.
+    """
+    names = dict.fromkeys(o.operand for o in graph.outputs if isinstance(o.operand, str))
+    inputs = {i.name for i in graph.inputs}
+    values = [(n, env[n]) for n in names if n in env and n not in inputs]
+    held = [v for _, v in values if isinstance(v, Held) and ("", v.layout) in v.arrays and not v.away]
+    if not held or not carries:
+        return list(carries)
+    after, results = lax.optimization_barrier((list(carries), [v.arrays["", v.layout] for v in held]))
+    for v, array in zip(held, results, strict=True):
+        v.arrays["", v.layout] = array
+    return list(after)

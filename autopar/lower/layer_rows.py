@@ -1,4 +1,6 @@
-"""Which operators of an update treat the layers of stacks independently, and which only add up over layers."""
+"""Finds the operators of an update that treat the layers of stacks independently, and those that only add up over
+layers.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ class LayerRows:
 
 
 def rows_of(graph: Graph, phases: Sequence[str] = ("update",)) -> LayerRows:
-    """What of a step runs layer by layer; without ``results`` where nothing does.
+    """The rows of a step that run layer by layer; without ``results`` where there are none.
 
     Args:
         graph: a step.

@@ -97,7 +97,7 @@ class _Padded:
 
 
 def _neutral(reduce: str, dtype: Any) -> Any:
-    """What does not change a reduction."""
+    """The element that leaves a reduction unchanged."""
     if reduce in ("and", "or"):
         return reduce == "and"
     if reduce == "sum" or dtype == np.bool_:
@@ -128,7 +128,7 @@ class _Run:
         return self.traced.graph
 
     def results(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """What the step returns, by name."""
+        """Results of the step, by name."""
         env: dict[str, _Padded] = {name: self._pad(name, array) for name, array in inputs.items()}
         for op in self.graph.operators:
             with self.recorder.around(op):
@@ -176,7 +176,9 @@ class _Run:
         return counts[0] != counts[1]
 
     def _arrays(self, op: Operator, operands: list[_Padded], params: Params) -> list[Any] | None:
-        """What an operator takes to give padded results, with ``params`` changed; None where it must be cut first."""
+        """Operands with which an operator gives padded results, with ``params`` changed; None where one must be cut
+        first.
+        """
         rule = splits_by_loops(op, self.graph.operand_types(op))
         if rule is None or (op.primitive not in _SIZELESS and op.primitive not in _ADAPTED):
             return None

@@ -1,4 +1,4 @@
-"""From a traced function and a plan to one jitted XLA program over all devices.
+"""One jitted XLA program over all devices, from a traced function and a plan.
 
 The program is one fully manual ``jax.shard_map``: what runs on a device is what the plan says, and
 every collective is one that the plan counted.
@@ -56,7 +56,7 @@ class LoweredProgram:
     errors: CallbackErrors = field(default_factory=CallbackErrors)
 
     def shapes(self, traced: Traced) -> list[jax.ShapeDtypeStruct]:
-        """What the function is lowered for: the shape, dtype and sharding of each input of ``traced``."""
+        """Shape, dtype and sharding of each input of ``traced``, for lowering."""
         avals = [*traced.signature.avals(), *(jax.typeof(c) for c in traced.closed_over)]
         return [
             jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s, weak_type=getattr(a, "weak_type", False))
@@ -212,7 +212,7 @@ def lower_on(traced: Traced, plan: Plan, mesh: Mesh | AbstractMesh, platform: st
 
 
 def _joining(plan: Plan, platform: str) -> dict[str, str]:
-    """What XLA's compiler for GPUs is told of the bytes up to which it sends collectives as one."""
+    """Options of XLA's compiler for GPUs: the bytes up to which collectives are sent as one."""
     (stage,) = plan.stages
     if platform not in ("cuda", "gpu"):
         return {}

@@ -158,7 +158,7 @@ def _joined(stack: Any) -> Any:
 
 
 def _forward(loop: _Loop, pair: LoopPair, layers: int) -> tuple[Sequence[Any], dict[str, Any]]:
-    """What enters each segment, as stacks, and the results of the forward loop that are kept, by name."""
+    """Inputs of each segment, as stacks, and the kept results of the forward loop, by name."""
     carries, stacks = loop.results
     carried = list(range(len(carries)))
     kept = [n for n, name in enumerate(stacks, len(carries)) if name not in pair.stacks]

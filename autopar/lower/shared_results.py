@@ -38,7 +38,7 @@ class Level:
 
     @property
     def outside(self) -> dict[str, Operand]:
-        """By input what the operator around is given for it: constants, carries at their start, stacks, operands."""
+        """Outer values of a region's inputs: constants, carries at their start, stacks, operands."""
         if self.around is None:
             return {}
         given = self.around.operands[0 if self.number is None else 1 :]
@@ -87,7 +87,7 @@ class Shared:
         return self.cond.results[self.result].name
 
     def operand(self, branch: int) -> str | Literal | None:
-        """What lies outside that a branch passes on; None where it computes what it saves."""
+        """The outer value that a branch passes on; None where it computes the value that it saves."""
         region = self.cond.regions[branch][1]
         names = [i.name for i in region.inputs]
         passed = region.outputs[self.result].operand
@@ -208,7 +208,7 @@ def _same_predicate(branch: Level, level: Level, op: Operator) -> bool:
 
 
 def _identities(level: Level, operand: Any) -> set[Identity]:
-    """What a value is, in its own graph and in those around it: equal identities are equal in every iteration.
+    """Identities of values in a graph and in those around it: equal identities are equal in every iteration.
 
     A value of a branch is a result of the cond where that branch is taken.
     """
@@ -248,7 +248,7 @@ def _first_equal(graph: Graph, name: str) -> str:
 
 
 def _returned(op: Operator, result: int) -> list[Operand]:
-    """What the regions of an operator return as a result of it."""
+    """Values that the regions of an operator return as one of its results."""
     operands = [(region, region.outputs[result].operand) for _, region in op.regions]
     return [_first_equal(region, o) if isinstance(o, str) else o for region, o in operands]
 

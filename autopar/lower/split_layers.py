@@ -282,7 +282,7 @@ class _SplitValues:
         return None if matched is None else self._run(op, matched, group)[0]
 
     def _run(self, op: Operator, matched: Match, group: int) -> list[Any]:
-        """What ``op`` makes of a group's pieces."""
+        """Runs ``op`` on the pieces of a group."""
         operands = [self.group_of(o, k, group) for o, k in zip(op.operands, matched.operands, strict=True)]
         return run_on_shards(self.bound, op, matched, operands, self.groups, jnp.int32(group))
 
@@ -357,7 +357,7 @@ def _along(rank: int, dim: int) -> Layout:
 def run_on_shards(
     bound: BoundGraph, op: Operator, matched: Match, operands: Sequence[Any], count: int, number: Any
 ) -> list[Any]:
-    """What an operator makes of one of the shards that its operands are split into by layers.
+    """Runs an operator on one of the shards into which layers split its operands.
 
     Args:
         bound: the graph that it is of.

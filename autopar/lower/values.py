@@ -206,7 +206,7 @@ def rows_as_bits(graph: Graph, op: Operator, rows: Sequence[Any]) -> Sequence[An
 
 
 def _converted(graph: Graph, names: Sequence[str]) -> set[str]:
-    """Those of some values that operators of a graph convert to bfloat16."""
+    """The subset of some values that operators of a graph convert to bfloat16."""
     sources, converted = dict(zip(names, names, strict=True)), set[str]()
     for op in graph.operators:
         for n, operand in enumerate(op.operands):

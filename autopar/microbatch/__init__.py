@@ -1,4 +1,4 @@
-"""Which parts of a train step run once for each microbatch, found from the sharding rules.
+"""Finds the parts of a train step that run once for each microbatch, by the sharding rules.
 
 Running a step in microbatches is splitting it over an axis of time: what a rule says of dims that may be
 split over devices holds for dims that may be split over axis. So the analysis needs no marker and no second

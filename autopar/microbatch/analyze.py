@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 
 from autopar.cost import total_flops
 from autopar.errors import MicrobatchError
-from autopar.ir import Graph, Layout, Literal, Operator
+from autopar.ir import Graph, Layout, Literal, Operator, TensorType
 from autopar.ir.analysis import closure, dependents, meeting_operator, names_made, names_read
 from autopar.ir.phases import phase_of
-from autopar.ir.primitives import ALIASES, is_generator
+from autopar.ir.primitives import ALIASES, CALLBACKS, is_generator
 from autopar.microbatch.base import Joined, Microbatching, pseudo_mesh, split
 from autopar.microbatch.inside import (
     Decisions,
@@ -34,14 +34,14 @@ from autopar.microbatch.inside import (
     zeros_of,
 )
 from autopar.microbatch.match import Match, local_match, match, whole
-from autopar.microbatch.reasons import reason
+from autopar.sharding import rule_for
 
 _MODEL_ROLES = ("parameter", "optimizer")
 
 
 @dataclass
 class States:
-    """What the walk forward over the operators finds.
+    """States of all values after the walk forward over the operators.
 
     ``late`` holds names of values that are known after the loop only, ``behind_barrier`` those that come out of a
     barrier next to values of a microbatch: the same in every microbatch or not, they must not be asked for outside the
@@ -68,7 +68,7 @@ def even_counts(graph: Graph) -> list[int]:
 
 
 def analyze(graph: Graph, count: int, late: frozenset[str] = frozenset()) -> Microbatching:
-    """How ``graph`` runs in ``count`` microbatches.
+    """Analyzes ``graph`` in ``count`` microbatches.
 
     Args:
         graph: a traced train step with roles.
@@ -387,3 +387,60 @@ def operand_layouts(
     every = Match(tuple(map(whole, types)), tuple(whole(v.type) for v in op.results))
     out.add(op.id, every)
     return every.operands
+
+
+_LOOPS = ("scan", "while")
+_ORDERING = ("sort", "approx_top_k", "top_k", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "rev")
+_RESHAPING = ("reshape", "slice", "concatenate", "pad", "dynamic_slice", "dynamic_update_slice", "gather", "squeeze")
+_WHOLE = "num_microbatches=1"
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Text of an error: the usual cause, and what the user can do."""
+
+    cause: str
+    remedy: str
+
+
+def reason(op: Operator, types: tuple[TensorType, ...]) -> Reason:
+    """Why ``op``, whose operands have ``types``, needs the examples of all microbatches."""
+    if op.primitive in CALLBACKS:
+        return Reason(
+            f"{op.primitive} calls a Python function with whole arrays; that function could mix examples",
+            f"jax operators in its place, a custom call with a rule, or {_WHOLE}",
+        )
+    if not op.regions and not rule_for(op, types)[1]:
+        return Reason(
+            f"{op.primitive} has no sharding rule, so it cannot be told whether it mixes examples",
+            f'autopar.sharding.register_rule("{op.primitive}", ...), which says how it may be split, or {_WHOLE}',
+        )
+    if op.primitive in _LOOPS:
+        return Reason(
+            "a loop that carries more than sums from one example, or one chunk of the batch, to the next; or chunks "
+            "whose number the microbatches do not divide",
+            f"jax.vmap over examples, a loop that only adds to what it carries, or {_WHOLE}",
+        )
+    if op.primitive == "cond":
+        return Reason(
+            "a branch that mixes examples; or a predicate that depends on them; or, inside another cond, branches that "
+            "save an array over examples and a parameter of the same shape, which jax keeps in one buffer",
+            f"jnp.where in place of jax.lax.cond, a batch size that is no size of a parameter, or {_WHOLE}",
+        )
+    if op.primitive in _ORDERING:
+        return Reason(
+            "an order or a running total over the examples of the batch",
+            f"the same within groups of examples (jax.vmap over groups), or {_WHOLE}",
+        )
+    if op.primitive in _RESHAPING:
+        return Reason(
+            "examples that are regrouped, shifted, cut off or merged with another dim, so that those of one "
+            "microbatch no longer lie together",
+            f"the dim of examples first in a merge, kept apart by jax.vmap, or {_WHOLE}",
+        )
+    return Reason(
+        "a statistic over the batch that depends on parameters (batch norm, a contrastive loss, a loss that is "
+        "balanced over all tokens)",
+        f"num_stages=1, which runs a step with few of these in several loops, {_WHOLE}, or a statistic over a part of "
+        "the batch (group norm, groups of tokens)",
+    )

@@ -22,7 +22,7 @@ from autopar.microbatch.meetings import analyze_in_loops, loop_until, matrices_o
 
 
 def analyze_with_barrier(graph: Graph, count: int, late: frozenset[str] = frozenset()) -> Microbatching:
-    """How ``graph`` runs in ``count`` microbatches on the stages of a pipeline.
+    """Analyzes ``graph`` in ``count`` microbatches on the stages of a pipeline.
 
     Args:
         graph: a traced train step with roles.
@@ -159,7 +159,7 @@ def _with_barrier(
 
 
 def _joined(graph: Graph, halves: _Halves, read_late: set[str]) -> tuple[Joined, ...]:
-    """What leaves the loop: what meets, and what is read after all backward passes."""
+    """Values that leave the loop for the meeting, or for after all backward passes."""
     s = halves.states
     there = {j.name for j in halves.joined}
     more = [

@@ -74,7 +74,7 @@ def zeros_of(graph: Graph, op: Operator) -> list[bool]:
 def region_states(
     graph: Graph, op: Operator, states: Sequence[Layout | None], id: str, axis: MicrobatchAxis, out: Decisions
 ) -> Match | None:
-    """How ``op``, a scan, while or cond, runs within one microbatch; None where it mixes microbatches.
+    """States of ``op``, a scan, while or cond, within one microbatch; None where it mixes microbatches.
 
     Of isomorphic regions, as the loops over the layers of each stage, one is looked into.
 
@@ -166,7 +166,7 @@ def _decide(
 
 
 def _narrowed(graph: Graph, inputs: Sequence[Layout], demand: dict[str, set[Layout]]) -> list[Layout]:
-    """What a region is given, with what is the same in every microbatch as the piece of it that all readers take.
+    """Operands of a region; a value that is the same in every microbatch is the piece that all readers take.
 
     So what makes it outside makes the piece alone: a mask for all examples, which jax takes out of a loop over layers,
     would have the size of the batch.
@@ -316,7 +316,7 @@ def _is_sum(body: Graph, given: int, result: int) -> bool:
 
 
 def _before_barriers(graph: Graph, operand: Operand) -> Operand:
-    """What barriers passed on as ``operand``: jax puts them before what is recomputed."""
+    """The value behind the barriers that made ``operand``: jax puts them before recomputed operators."""
     while isinstance(operand, str):
         op = graph.producers.get(operand)
         if op is None or op.primitive != "optimization_barrier":

@@ -51,7 +51,7 @@ class MicrobatchLoop:
 
 @dataclass(frozen=True)
 class Meeting:
-    """What runs between two loops.
+    """Work between two loops.
 
     Args:
         joined: values of microbatches that it takes, terms and examples.
@@ -63,7 +63,7 @@ class Meeting:
 
 
 def analyze_in_loops(graph: Graph, count: int) -> tuple[MicrobatchLoop, ...]:
-    """How ``graph`` runs in ``count`` microbatches: in one loop, or in several where examples meet.
+    """Analyzes ``graph`` in ``count`` microbatches: in one loop, or in several where examples meet.
 
     Args:
         graph: a traced train step with roles.

@@ -38,7 +38,7 @@ from autopar.plan.types import Communication, Considered, Stage
 
 @dataclass(frozen=True)
 class SearchRecord:
-    """How the plan was found.
+    """Record of the search that found the plan.
 
     Args:
         strategy: registered name of the search.
@@ -163,7 +163,7 @@ class Plan:
 
     @property
     def search(self) -> SearchRecord:
-        """How the plan was found."""
+        """Record of the search that found the plan."""
         s = self.content.search
         seconds = sum(t for _, t in self.phases) if self.phases else None
         return SearchRecord(

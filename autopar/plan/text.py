@@ -98,7 +98,7 @@ def gap_text(gap: float | None) -> str:
 
 
 def bound_text(c: PlanContent) -> str:
-    """How far the plan may be from the optimum: over all that was free, and over the sharding of its stages."""
+    """Gap of the plan to its bounds: over all that was free, and over the sharding of its stages."""
     gap = gap_of(c.search.lower_bound, c.step_time)
     if gap is None or gap > USELESS:
         text = gap_text(gap)
@@ -153,14 +153,14 @@ def summary_rows(c: PlanContent, phases: Sequence[tuple[str, float]]) -> list[tu
         rows.insert(5, ("in processes", executions_text(c.pipeline.executions)))
     if any(s.form.recomputes for s in c.stages):
         levels = ", ".join(f"stage {i}: {recomputed_text(s)}" for i, s in enumerate(c.stages))
-        rows.insert(-2, ("recomputed", f"{levels} (what is not held for the backward pass)"))
+        rows.insert(-2, ("recomputed", f"{levels} (computed again in the backward pass)"))
     if any(s.host_bytes for s in c.stages):
         moves = ", ".join(
             f"stage {i}: {bytes_text(s.host_bytes)} a device, {seconds_text(s.host_time)} a step{fetched_text(s)}"
             for i, s in enumerate(c.stages)
             if s.host_bytes
         )
-        rows.insert(-2, ("host memory", f"{moves} (what nothing on the device needs at the time)"))
+        rows.insert(-2, ("host memory", f"{moves} (not needed on the device in the meantime)"))
     away = [str(i) for i, s in enumerate(c.stages) if s.form.activations_offloaded]
     if away:
         rows.insert(
@@ -190,7 +190,7 @@ def _price_text(price: ExecutionPrice) -> str:
 
 
 def fetched_text(stage: Stage) -> str:
-    """How layers in host memory come to the device: ``, layers fetched one ahead``; "" where none do."""
+    """Fetches of layers in host memory: ``, layers fetched one ahead``; "" where there are none."""
     if stage.form.slices_ahead is None:
         return ""
     return ", layers fetched one ahead" if stage.form.slices_ahead else ", layers fetched one by one"

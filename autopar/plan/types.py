@@ -149,7 +149,7 @@ class Stage(Record, frozen=True):
 
 
 class InputRecord(Record, frozen=True):
-    """How one argument leaf lies: its path, type as text, role, layout as text, stage.
+    """One argument leaf: its path, type as text, role, layout as text, stage.
 
     ``memory`` is where it lies between steps, and in the step until the update reads it; what replaces it goes there.
     """
@@ -163,7 +163,7 @@ class InputRecord(Record, frozen=True):
 
 
 class OutputRecord(Record, frozen=True):
-    """How one result leaf lies; ``updates`` is the path of the argument that it replaces."""
+    """One result leaf; ``updates`` is the path of the argument that it replaces."""
 
     path: str
     type: str

@@ -272,7 +272,7 @@ class _Split:
 
     @staticmethod
     def of(records: Iterable[InputRecord], stages: Sequence[_StageAxes]) -> _Split:
-        """Of arguments, by their bytes."""
+        """Splits of arguments, weighed by their bytes."""
         parts: Counter[tuple[int, int]] = Counter()
         for i in records:
             axes = stages[i.stage]

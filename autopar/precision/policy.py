@@ -51,7 +51,7 @@ class Precision:
     def __post_init__(self) -> None:
         if self.compute not in _NAMES:
             raise AutoparError(
-                f"compute={self.compute!r} is no dtype of mixed precision", remedy=f"one of {', '.join(_NAMES)}"
+                f"compute={self.compute!r} is not a dtype of mixed precision", remedy=f"one of {', '.join(_NAMES)}"
             )
         object.__setattr__(self, "deny", frozenset(_names("deny", self.deny)))
         object.__setattr__(self, "deny_scopes", tuple(_names("deny_scopes", self.deny_scopes)))

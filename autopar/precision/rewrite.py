@@ -7,11 +7,12 @@ the name stack that differentiation leaves; the update is not touched. The plann
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.extend.core import Literal as JaxLiteral
 
@@ -21,7 +22,6 @@ from autopar.frontend.bodies import body_of, recomputes
 from autopar.frontend.equations import bind_equation, holds_passes, interpreted, phase_of_equation, shapes_of
 from autopar.precision.eight_bits import BLOCK, COTANGENTS, VALUES, CurrentScales, Scales, coded, rounded_in_blocks
 from autopar.precision.policy import FOLLOWING, PRODUCTS, Precision
-from autopar.precision.values import Twin, is_constant, is_wide
 
 _DTYPES = {"bf16": jnp.bfloat16, "f16": jnp.float16, "f8": jnp.bfloat16, "mxf8": jnp.bfloat16}
 # Reads of a table of parameters take the narrow copy: what they make is an activation.
@@ -73,7 +73,7 @@ class Wanted:
 
     @staticmethod
     def of(jaxpr: Jaxpr, enclosing: str, results: Iterable[Any] = ()) -> Wanted:
-        """From a program.
+        """Reads a program.
 
         Args:
             jaxpr: the program.
@@ -102,7 +102,7 @@ class Wanted:
     def _inside(
         eqn: JaxprEqn, opened: tuple[Any, Sequence[int]], phase: str, wide: Collection[Any]
     ) -> tuple[Wanted, Mapping[Any, Any]]:
-        """What is wanted inside a call, and the variables outside by those of its body that stand for them."""
+        """Wanted results inside a call, and the outer variables by the variables of its body."""
         body, taken = opened
         jaxpr = body.jaxpr if isinstance(body, ClosedJaxpr) else body
         results = [b for b, v in zip(jaxpr.outvars, eqn.outvars, strict=True) if v in wide]
@@ -176,7 +176,7 @@ class PrecisionWalk:
         return inside.jaxpr(closed.jaxpr, [Twin(c) for c in closed.consts], [operands[i] for i in taken], scope)
 
     def _plain(self, eqn: JaxprEqn, operands: list[Twin]) -> list[Twin]:
-        """As the program states it."""
+        """The value as the program makes it."""
         return [Twin(r) for r in bind_equation(eqn, [t.as_wide() for t in operands], {})]
 
     def _product(self, eqn: JaxprEqn, operands: list[Twin]) -> list[Twin]:
@@ -314,3 +314,56 @@ def _is_exact(eqn: JaxprEqn) -> bool:
     asked = eqn.params.get("precision")
     each = asked if isinstance(asked, tuple) else (asked,)
     return any(p not in (None, jax.lax.Precision.DEFAULT) for p in each)
+
+
+@dataclass
+class Twin:
+    """A value, and its copies in the dtypes in which it was asked for.
+
+    Args:
+        wide: as the program states it; None where only the narrow one was computed.
+        narrow: None where nobody asked for it.
+        follows: whether elementwise operators go on with the narrow one.
+        parameter: whether it is a parameter, which goes narrow where another operand does.
+        cotangent: whether the backward pass made it, and no recomputation.
+        codes: what products took of it in 8 bits, by what they asked for.
+    """
+
+    wide: Any = None
+    narrow: Any = None
+    follows: bool = False
+    parameter: bool = False
+    cotangent: bool = False
+    codes: dict[Any, Any] = field(default_factory=dict)
+
+    def stored(self, narrow: bool, dtype: Any) -> Any:
+        """The narrow copy, or the value as the program states it."""
+        return self.as_narrow(dtype) if narrow else self.as_wide()
+
+    def as_wide(self) -> Any:
+        """The value as the program states it."""
+        if self.wide is None:
+            self.wide = jax.lax.convert_element_type(self.narrow, jnp.float32)
+        return self.wide
+
+    def at_hand(self) -> Any:
+        """The value in whichever dtype it is there, the narrow one first."""
+        return self.wide if self.narrow is None else self.narrow
+
+    def as_narrow(self, dtype: Any) -> Any:
+        """The narrow copy."""
+        if self.narrow is None and is_constant(self.wide):
+            self.narrow = np.asarray(self.wide).astype(dtype)
+        elif self.narrow is None:
+            self.narrow = jax.lax.convert_element_type(self.wide, dtype)
+        return self.narrow
+
+
+def is_wide(aval: Any) -> bool:
+    """Whether a value is float32, which is all that precision changes."""
+    return bool(getattr(aval, "dtype", None) == jnp.float32)
+
+
+def is_constant(value: Any) -> bool:
+    """Whether a value is written into the program."""
+    return isinstance(value, np.ndarray | np.generic | float | int)

@@ -44,7 +44,7 @@ def wire_of(given: Any) -> Wire | None:
         raise AutoparError(f"wire={given!r} is no mapping", remedy='wire={"gradients": "int8", "weights": "int8"}')
     unknown = [role for role in given if role not in ROLES]
     if unknown:
-        raise AutoparError(f"wire has {unknown[0]!r}, which is no role", remedy=f"roles are {', '.join(ROLES)}")
+        raise AutoparError(f"wire has {unknown[0]!r}, which is not a role", remedy=f"roles are {', '.join(ROLES)}")
     return Wire(**{role: _format_of(role, value) for role, value in given.items()})
 
 
@@ -52,6 +52,6 @@ def _format_of(role: str, value: Any) -> WireFormat | None:
     name = value.name if isinstance(value, WireFormat) else value
     if name is not None and name not in WIRE_FORMATS:
         raise AutoparError(
-            f"wire[{role!r}]={value!r} is no format that is sent", remedy=f"one of {', '.join(WIRE_FORMATS)}, or None"
+            f"wire[{role!r}]={value!r} is not a wire format", remedy=f"one of {', '.join(WIRE_FORMATS)}, or None"
         )
     return WireFormat(value.name, value.block) if isinstance(value, WireFormat) else value and WireFormat(value)

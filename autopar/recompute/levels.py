@@ -1,4 +1,4 @@
-"""How much is recomputed, and which operators are too expensive for that."""
+"""Levels of recomputation, and the operators that are too expensive for it."""
 
 from __future__ import annotations
 

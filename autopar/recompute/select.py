@@ -22,7 +22,7 @@ class Phases:
 
     @staticmethod
     def of(graph: Graph, ids: Iterable[str], backward: Set[str]) -> Phases:
-        """Those of the operators ``ids``, of which ``backward`` are known to depend on cotangents."""
+        """Phases of the operators ``ids``, of which ``backward`` are known to depend on cotangents."""
         members = frozenset(ids)
         late = frozenset(
             op.id for op in graph.operators if op.id in members and (op.id in backward or phase_of(op) == "backward")
@@ -49,7 +49,7 @@ class RecomputedGroup:
 
 @dataclass(frozen=True)
 class Selected:
-    """What is held and what is recomputed.
+    """Held and recomputed values of a forward pass.
 
     Args:
         groups: in the order in which the backward pass needs them.
@@ -61,7 +61,7 @@ class Selected:
 
 
 def select(graph: Graph, phases: Phases, layers: Sequence[Sequence[str]], level: Level) -> Selected:
-    """What to hold of a forward pass.
+    """Selects the values of a forward pass to hold.
 
     Args:
         graph: operators of the forward and the backward pass, and perhaps of more.

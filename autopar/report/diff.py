@@ -142,7 +142,7 @@ def _communication(c: PlanContent) -> dict[str, float]:
 
 
 def _inputs(c: PlanContent) -> dict[str, str]:
-    """How each argument leaf lies, by path: ``f32[8@x=4,64]``, with the stage where there are several."""
+    """Layout of each argument leaf, by path: ``f32[8@x=4,64]``, with the stage where there are several."""
     shown = {}
     for i in c.inputs:
         sizes = c.stages[i.stage].mesh_shape if i.stage < len(c.stages) else {}

@@ -117,7 +117,7 @@ def why(c: PlanContent) -> str:
             f"Of {len(others) + 1 + failed} options this is the fastest; the next, {second.name}, is {more:.1%} slower."
         )
     elif options:
-        said.append("No other option could be planned." if failed else "No other option was compared.")
+        said.append("No other option was planned." if failed else "No other option was compared.")
     if failed:
         said.append(f"{failed} had no plan that fits or {'was' if failed == 1 else 'were'} left out.")
     if c.search.lower_bound is not None:

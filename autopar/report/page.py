@@ -5,22 +5,25 @@ A script of the page itself searches and folds its tables; without scripts all o
 
 from __future__ import annotations
 
+import linecache
 import re
+import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 
-from autopar.plan import Plan
-from autopar.plan.text import USELESS, bytes_text, counted, seconds_text
-from autopar.report.bars import device_memory_bytes, memory_bars, time_bars
+from autopar.cluster import Cluster
+from autopar.errors import AutoparError
+from autopar.plan import Plan, PlanContent, Stage
+from autopar.plan.details import Details
+from autopar.plan.text import TIME_PARTS, USELESS, bytes_text, counted, seconds_text, time_parts
 from autopar.report.diff import diff
 from autopar.report.layers import layers, links, why
 from autopar.report.pictures import cluster_svg, memory_svg, time_svg, timeline_svg
-from autopar.report.sections import Section, considered, head, ranges, sections, trail
-from autopar.report.source_lines import with_source_lines
+from autopar.report.sections import MEMORY_KINDS, Section, considered, head, ranges, sections, trail
 from autopar.simulate import simulate
 
 #: Rows of a table at most: a page of a program with thousands of inputs stays under 1 MB.
@@ -197,3 +200,150 @@ def figures(plan: Plan) -> tuple[tuple[str, str, str], ...]:
         ),
         ("optimality", *_gap(gap)),
     )
+
+
+@dataclass(frozen=True)
+class BarPart:
+    """A piece of a bar.
+
+    Args:
+        label: what it stands for.
+        value: its amount, as text.
+        start: where it begins, percent of the width.
+        width: percent of the width.
+        color: number of its color.
+    """
+
+    label: str
+    value: str
+    start: float
+    width: float
+    color: int
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A bar of parts, and where its limit is.
+
+    Args:
+        title: what is shown.
+        parts: from left to right.
+        limit: percent of the width, or None.
+        caption: the sentence below.
+    """
+
+    title: str
+    parts: tuple[BarPart, ...]
+    limit: float | None
+    caption: str
+
+
+def _parts(amounts: list[tuple[str, str, float]], whole: float) -> tuple[BarPart, ...]:
+    parts, start = [], 0.0
+    for color, (label, value, amount) in enumerate(amounts):
+        width = 100 * amount / whole if whole > 0 else 0.0
+        if width > 0:
+            parts.append(BarPart(label, value, round(start, 3), round(width, 3), color))
+        start += width
+    return tuple(parts)
+
+
+def device_memory_bytes(c: PlanContent) -> int | None:
+    """Bytes of the smallest device of the plan's cluster; None where the plan does not hold a cluster."""
+    try:
+        return Cluster.from_json(c.cluster).memory_bytes
+    except AutoparError:
+        return None
+
+
+def memory_bars(c: PlanContent) -> tuple[Bar, ...]:
+    """Memory of each stage by kind, and its share of a device's memory."""
+    limit = device_memory_bytes(c)
+    bars = []
+    for i, stage in enumerate(c.stages):
+        total = stage.memory.total
+        amounts = [(k, bytes_text(getattr(stage.memory, k)), float(getattr(stage.memory, k))) for k in MEMORY_KINDS]
+        name = f"stage {i}: " if len(c.stages) > 1 else ""
+        bars.append(Bar(f"{name}memory by kind", _parts(amounts, total), None, f"{bytes_text(total)} a device"))
+        if limit is not None:
+            scale = max(total, limit)
+            bars.append(
+                Bar(
+                    f"{name}of the memory of a device",
+                    _parts(amounts, scale),
+                    round(100 * limit / scale, 3),
+                    f"{total / limit:.1%} of {bytes_text(limit)}",
+                )
+            )
+    return tuple(bars)
+
+
+def time_bars(c: PlanContent) -> tuple[Bar, ...]:
+    """Seconds of each stage: computing, waiting for messages, and waiting for its host."""
+    return tuple(_time_bar(f"stage {i}: " if len(c.stages) > 1 else "", s) for i, s in enumerate(c.stages))
+
+
+def _time_bar(name: str, stage: Stage) -> Bar:
+    parts = time_parts(stage)
+    amounts = [(label, seconds_text(seconds), seconds) for label, seconds in zip(TIME_PARTS, parts, strict=True)]
+    share = parts[0] / stage.step_time if stage.step_time > 0 else 1.0
+    return Bar(
+        f"{name}time of a step", _parts(amounts, stage.step_time), None,
+        f"{seconds_text(stage.step_time)}, of which {share:.1%} computing",
+    )  # fmt: skip
+
+
+#: Title of the listing.
+LISTING = "source lines"
+
+_PLACE = re.compile(r"(?P<file>[^:]+):(?P<line>\d+)\b")
+
+
+def with_source_lines(
+    sections: Sequence[Section], details: Details, folders: Sequence[Path] = ()
+) -> tuple[Section, ...]:
+    """Sections whose rows are linked to the lines that they come from, with a listing of these lines behind them.
+
+    What a row's operator computes, with its shapes, is shown where a pointer is over the row's name. A line's text is
+    there where its file is one of this process, or in one of ``folders``.
+
+    Args:
+        sections: of a page.
+        details: of its plan.
+        folders: where files may be that this process did not load.
+    """
+    known = {d.id: d for d in details.operators}
+    lines: dict[str, list[str]] = {}
+    linked = []
+    for s in sections:
+        if "line" not in s.header:
+            linked.append(s)
+            continue
+        at = s.header.index("line")
+        for row in s.rows:
+            if row[at]:
+                lines.setdefault(row[at], []).append(row[0])
+        anchors = {line: f"line-{n}" for n, line in enumerate(lines)}
+        targets = tuple(anchors.get(row[at], "") for row in s.rows)
+        hover = tuple(known[row[0]].form if row[0] in known else "" for row in s.rows)
+        linked.append(replace(s, link_column=at, targets=targets, hover=hover))
+    if not lines:
+        return tuple(linked)
+    rows = tuple((line, text_of(line, folders), ", ".join(names)) for line, names in lines.items())
+    ids = tuple(f"line-{n}" for n in range(len(rows)))
+    return (*linked, Section(LISTING, ("line", "text", "choices"), rows, ids=ids))
+
+
+def text_of(place: str, folders: Sequence[Path] = ()) -> str:
+    """The text of a line given as ``file.py:12:8 (function)``; "" where its file is not found, or several are.
+
+    Plans name files without their folders; a module of this process says where one lies, or else it is in ``folders``.
+    """
+    place_match = _PLACE.match(place.rpartition(", from ")[2])
+    if not place_match:
+        return ""
+    files = {getattr(m, "__file__", None) or "" for m in tuple(sys.modules.values())}
+    here = [file for file in files if Path(file).name == place_match["file"]]
+    if not here:
+        here = sorted({str(f.resolve()) for folder in folders if (f := folder / place_match["file"]).is_file()})
+    return linecache.getline(here[0], int(place_match["line"])).strip() if len(here) == 1 else ""

@@ -94,7 +94,7 @@ class AmpStage:
             self.done += 1
 
     def finish(self) -> None:
-        """What a call returns besides state, once every key is through."""
+        """Results of a call besides state, once every key is through."""
         spec = self.flow.spec("update", self.number, METRICS)
         if spec is not None:
             self.worker.do(Apply(spec.work, tuple(map(Buffer, spec.reads)), tuple(map(Buffer, spec.writes))))
@@ -156,7 +156,7 @@ class AmpStage:
         jax.block_until_ready(self.worker.do(Apply(spec.work, reads, tuple(writes))))
 
     def _before(self) -> None:
-        """What passes read that is computed of the state."""
+        """Values computed from the state that passes read."""
         spec = self.flow.spec("before", self.number)
         if spec is not None:
             reads, writes = tuple(map(Buffer, spec.reads)), tuple(map(Buffer, spec.writes))

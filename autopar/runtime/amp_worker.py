@@ -25,7 +25,7 @@ KINDS: Mapping[str, Kind] = {letter: kind for kind, letter in LETTERS.items()}
 
 
 def expected(flow: AmpFlow, stage: int) -> dict[int, deque[Buffer]]:
-    """By stage that sends: the buffers of a call that come from it, in order.
+    """Buffers of a call that come from each stage, in order.
 
     Args:
         flow: what is carried out.

@@ -18,7 +18,7 @@ AXIS = "x"
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured.
+    """Extent of measurements.
 
     Args:
         products: sizes n of products of n x n matrices, and of as much arithmetic in other shapes.

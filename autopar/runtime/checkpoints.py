@@ -58,7 +58,7 @@ class _Saving:
 
 @dataclass(frozen=True, eq=False)
 class _ShardSources:
-    """Where the numbers of a checkpoint come from.
+    """Sources of the numbers of a checkpoint.
 
     Args:
         names: by path the names of the parts of a leaf, in order; one where it is no stack.
@@ -82,7 +82,7 @@ class Checkpoints:
     def __init__(self, folder: str | os.PathLike[str], keep: int | None = 3) -> None:
         if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
             raise CheckpointError(
-                f"keep={keep!r} is no number of checkpoints", remedy="give 1 or more, or None for all"
+                f"keep={keep!r} is not a number of checkpoints", remedy="give 1 or more, or None for all"
             )
         self.folder = Path(folder)
         self.keep = keep
@@ -112,7 +112,7 @@ class Checkpoints:
         """
         self.wait()
         if isinstance(step, bool) or not isinstance(step, int | np.integer) or step < 0:
-            raise CheckpointError(f"step={step!r} is no number of a step", remedy="give 0 or more")
+            raise CheckpointError(f"step={step!r} is not a step number", remedy="give 0 or more")
         step = int(step)
         named = ((jax.tree_util.keystr(p), x) for p, x in jax.tree_util.tree_flatten_with_path(state)[0])
         # What is here is copied: its memory may be used again.
@@ -235,7 +235,7 @@ def _is_on_driver(leaf: Any) -> bool:
 
 
 def _parts(leaves: Sequence[tuple[str, Any]]) -> _ShardSources:
-    """What is to be written; from now on it is kept as it is."""
+    """Parts to write; they stay unchanged from now on."""
     names: dict[str, tuple[str, ...]] = {}
     local: dict[str, Any] = {}
     owners: list[tuple[ArrayOwner, dict[int, str]]] = []

@@ -1,4 +1,4 @@
-"""What is called to run a compiled program."""
+"""Callables that run compiled programs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Jitted:
 
 
 def runnable(function: Any, compiled: Any, dtypes: Sequence[Any]) -> Any:
-    """What runs a program: ``compiled``, or ``function`` where jax's compiled object refuses its own inputs.
+    """The callable of a program: ``compiled``, or ``function`` where jax's compiled object refuses its own inputs.
 
     jax's compiled objects take no arrays of a dtype smaller than a byte: they compare the packed layout of the
     compiler with the layout of the array, which does not say how it is packed.

@@ -40,7 +40,7 @@ class Ready:
 
 
 class Worker:
-    """What one worker holds during a step, and what instructions do to it.
+    """Values of one worker during a step, and the effects of instructions on them.
 
     Args:
         programs: by work; a work without a program does nothing.

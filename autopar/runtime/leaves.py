@@ -18,7 +18,7 @@ _aval, _sharding, _is_deleted = attrgetter("aval"), attrgetter("sharding"), meth
 
 @dataclass(frozen=True)
 class _Together:
-    """What leaves that lie as wanted have in common with those of the next call.
+    """Common facts of leaves in the wanted place, for comparison with those of the next call.
 
     Args:
         indices: of these leaves.
@@ -46,7 +46,7 @@ class _Together:
 
 
 class PlacedLeaves:
-    """Which leaves of the last calls lay as wanted: those of the next call are compared with them all at once.
+    """Leaves of the last calls that lay as wanted: those of the next call are compared with them all at once.
 
     Arrays of one program share their types, abstract values and shardings, so that lists of these are compared by
     identity, in C. A loop over leaves in Python would take as long as a small program.

@@ -12,7 +12,7 @@ from autopar.schedule.memory import WorkerMemory
 
 
 class Shardings(Protocol):
-    """Where inputs and outputs of a program lie."""
+    """Shardings of inputs and outputs of a program."""
 
     @property
     def input_shardings(self) -> tuple[NamedSharding, ...]:
@@ -35,7 +35,7 @@ class LoadedProgram(Protocol):
 
     @property
     def program(self) -> Shardings:
-        """Where inputs and outputs lie."""
+        """Shardings of inputs and outputs."""
         ...
 
     @property

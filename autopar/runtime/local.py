@@ -11,6 +11,8 @@ from functools import cached_property, partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from autopar._compat.results import leave_uncommitted
 from autopar.frontend import Traced
@@ -179,15 +181,34 @@ class LocalProgram:
         """An array of another place where the program wants it."""
         wanted = self.program.input_shardings[index]
         if index in self.donated:
+            if _by_host(leaf, wanted):
+                return jax.device_put(_host_copy(leaf), wanted)
             placed = jax.device_put(leaf, wanted)
             # On a device where the array lies already both share a buffer, and another argument may be the same array.
             return copied(placed) if leaf.sharding.device_set & wanted.device_set else placed
         known = self.moved.get(index)
         if known is not None and known[0]() is leaf and not known[1].is_deleted():
             return known[1]
-        placed = jax.device_put(leaf, wanted)
+        placed = jax.device_put(_host_copy(leaf) if _by_host(leaf, wanted) else leaf, wanted)
         self.moved[index] = weakref.ref(leaf, partial(_forget, self.moved, index)), placed
         return placed
+
+
+def _by_host(leaf: jax.Array, wanted: jax.sharding.Sharding) -> bool:
+    """Whether numpy moves an array: on CPUs jax compiles a program for each shape that it slices."""
+    platforms = {d.platform for d in (*leaf.sharding.device_set, *wanted.device_set)}
+    return (
+        platforms == {"cpu"}
+        and leaf.is_fully_addressable
+        and leaf.is_fully_replicated
+        and wanted.memory_kind == leaf.sharding.memory_kind
+        and not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
+    )
+
+
+def _host_copy(leaf: jax.Array) -> np.ndarray[Any, Any]:
+    """A numpy copy; the array keeps no view of itself, which would block its donation."""
+    return np.array(leaf.addressable_shards[0].data)
 
 
 def _forget(moved: dict[int, tuple[weakref.ref[Any], Any]], index: int, source: weakref.ref[Any]) -> None:

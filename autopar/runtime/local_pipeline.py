@@ -34,7 +34,7 @@ from autopar.schedule.memory import WorkerMemory, worker_memory
 
 @dataclass(frozen=True, eq=False)
 class PipelineShardings:
-    """Where inputs and outputs lie; what `Compiled` asks of a program."""
+    """Shardings of inputs and outputs, for `Compiled`."""
 
     input_shardings: tuple[NamedSharding, ...]
     output_shardings: tuple[NamedSharding, ...]
@@ -171,7 +171,7 @@ class PipelineProgram(LoadedPipeline):
             return joined
 
     def _start(self, inputs: Sequence[Any]) -> dict[tuple[int, Buffer], Any]:
-        """What lies on each worker when the step begins."""
+        """Values on each worker at the beginning of the step."""
         by_name = self.by_name(self.without_aliases(inputs))
         start: dict[tuple[int, Buffer], Any] = {}
         table = self.lowered.table
@@ -239,7 +239,7 @@ class PipelineProgram(LoadedPipeline):
 
 @dataclass(frozen=True, eq=False)
 class LoadedTexts:
-    """What `Compiled` asks of jax's compiled object, for all programs of a pipeline in this process together.
+    """The interface of jax's compiled object that `Compiled` uses, for all programs of a pipeline in this process.
 
     Args:
         loaded: programs by (worker, work).
@@ -340,7 +340,7 @@ def input_place(
 
 
 def worker_meshes(lowered: LoweredPipeline, devices: Sequence[Any]) -> dict[tuple[int, int], Mesh]:
-    """By (worker, stage) the devices on which the worker runs the stage."""
+    """Devices on which a worker runs a stage, by (worker, stage)."""
     table = lowered.table
     return {
         (w, s): stage_mesh(lowered, w, s, devices) for w in range(table.num_workers) for s in table.stages_of_worker(w)
@@ -350,7 +350,7 @@ def worker_meshes(lowered: LoweredPipeline, devices: Sequence[Any]) -> dict[tupl
 def compiled_stages(
     lowered: LoweredPipeline, meshes: Mapping[tuple[int, int], Mesh], spared: Set[str]
 ) -> dict[tuple[int, Work], Loaded]:
-    """By worker and work the programs with devices of this process, compiled in one order by each process of a worker.
+    """Programs with devices of this process, by worker and work, compiled in one order by each process of a worker.
 
     Args:
         lowered: the pipeline.
@@ -375,7 +375,7 @@ def _shardings(
     leaves: Mapping[int, StackedLeaf],
     results: Mapping[int, StackedLeaf],
 ) -> PipelineShardings:
-    """Where inputs and outputs of a step lie: on the mesh of a stage; leaves that were split, on those of several."""
+    """Shardings of inputs and outputs of a step: on the mesh of a stage; of leaves that were split, on several."""
     hosted = hosted_of(content)
     return PipelineShardings(
         tuple(
@@ -390,7 +390,7 @@ def _shardings(
 
 
 def _result_places(runtime: LocalPipeline) -> dict[int, NamedSharding]:
-    """Where each output of the step lies."""
+    """Place of each output of the step."""
     places: dict[int, NamedSharding] = {}
     for (_, _), loaded in sorted(runtime.loaded.items(), key=lambda e: e[0]):
         for port in loaded.program.writes:

@@ -61,7 +61,7 @@ def measure_devices(
 
 
 def clock_of(platform: str, devices: int, cores: int) -> Callable[[], float]:
-    """What counts the seconds of programs.
+    """A counter of the seconds of programs.
 
     Args:
         platform: of the devices, as jax names it.
@@ -78,7 +78,7 @@ def _cores() -> int:
 
 
 def _prepared(case: Case, effort: Effort, clock: Callable[[], float]) -> tuple[int, Callable[[], Any]]:
-    """How often a program does its work so that it takes long enough, and what runs it."""
+    """Repetitions with which a program takes long enough, and the function that runs it."""
     runs, run = 1, case.make(1)
     _time(run, clock)
     while case.repeated and runs < _MOST_RUNS:

@@ -130,7 +130,7 @@ class LocalPipeline:
 
     @cached_property
     def ports(self) -> Mapping[tuple[int, str], tuple[Port, Mesh]]:
-        """How the programs of a worker take a value, by (worker, value): those of the first that reads it."""
+        """Ports of a worker's programs, by (worker, value): those of the first program that reads it."""
         ports: dict[tuple[int, str], tuple[Port, Mesh]] = {}
         for (worker, _), loaded in sorted(self.loaded.items(), key=lambda e: e[0]):
             for port in loaded.program.reads:
@@ -196,7 +196,7 @@ class LocalPipeline:
 
 @dataclass(frozen=True, eq=False)
 class Store:
-    """What lies on the workers.
+    """Values on the workers.
 
     Args:
         workers: worker 0, 1, ...

@@ -70,7 +70,7 @@ class Leaf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 class Written(msgspec.Struct, frozen=True):
-    """What a process wrote of an array: its pieces, and what the whole array is.
+    """Pieces of an array that a process wrote, and the type of the whole array.
 
     Args:
         shape: of the whole array.
@@ -138,7 +138,7 @@ def leaf_of(path: str, parts: Sequence[Written]) -> Leaf:
 
 
 def stacked(parts: Sequence[Written]) -> Written:
-    """What was written of arrays that are one array along their first dim.
+    """The written pieces of arrays that are one array along their first dim.
 
     Args:
         parts: in order; each is a part of the array that has its shape.
@@ -216,7 +216,7 @@ def open_plain(path: Path) -> BinaryIO:
 
 
 def merged(parts: Sequence[Mapping[str, Written]]) -> dict[str, list[Written]]:
-    """What several processes wrote, by name."""
+    """The written pieces of several processes, by name."""
     by_leaf: dict[str, list[Written]] = {}
     for part in parts:
         for name, written in part.items():

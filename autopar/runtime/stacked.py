@@ -44,7 +44,7 @@ class StackedLeaf:
 
     @property
     def sharding(self) -> NamedSharding:
-        """Where the whole leaf lies."""
+        """Sharding of the whole leaf."""
         runs = self.runs
         if len(runs) == 1:
             return runs[0][0]
@@ -111,7 +111,7 @@ def _axes(spec: PartitionSpec) -> tuple[Any, ...]:
 
 
 def _lies(sharding: NamedSharding) -> tuple[PartitionSpec, str | None]:
-    """How a piece is split, and the kind of memory that it is in."""
+    """Split of a piece, and the kind of memory that it is in."""
     return sharding.spec, sharding.memory_kind
 
 
@@ -139,5 +139,5 @@ def _cut(array: Any, count: int) -> list[Any]:
 
 
 def _without_data(array: Any, shape: tuple[int, ...]) -> Any:
-    """As an array on other processes' devices, of another length."""
+    """An array of another length, without data, on other processes' devices."""
     return jax.make_array_from_single_device_arrays(shape, array.sharding, [], dtype=array.dtype)

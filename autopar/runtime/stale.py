@@ -152,7 +152,7 @@ class StaleProgram(UnflushedProgram, CarriedCalls):
 
     @cached_property
     def _places(self) -> Mapping[tuple[int, str], NamedSharding]:
-        """How each value lies on the worker that reads it."""
+        """Layout of each value on the worker that reads it."""
         return {at: port.sharding(mesh) for at, (port, mesh) in self.pipeline.runtime.ports.items()}
 
     def _carry(self, window: Window, store: Store) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What programs of pipelines without a flush have in common with the pipeline that they run, here or on workers."""
+"""Common parts of pipelines without a flush and the pipeline that they run, here or on workers."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class OverAnother(abc.ABC):
 
     @property
     def program(self) -> Shardings:
-        """Where inputs and outputs lie."""
+        """Shardings of inputs and outputs."""
         return self.under.program
 
     @property

@@ -72,7 +72,7 @@ def is_ampnet(name: str) -> bool:
 
 @dataclass(frozen=True)
 class AmpFlow:
-    """What AMPNet carries out; stage s is on worker s.
+    """Flow of AMPNet; stage s is on worker s.
 
     Args:
         dataflow: its works; the update has the parts of `autopar.schedule.stale_flow`.
@@ -92,7 +92,7 @@ class AmpFlow:
 
     @staticmethod
     def of(name: str, stages: int, microbatches: int, dataflow: Dataflow, replaces: Mapping[str, str]) -> AmpFlow:
-        """What the schedule called ``name`` carries out. Raises ScheduleError where it is not AMPNet."""
+        """The flow of the schedule called ``name``. Raises ScheduleError where it is not AMPNet."""
         active, every = numbers_of(name, stages)
         return AmpFlow(dataflow, microbatches, replaces, active, every, stages)
 

@@ -27,7 +27,7 @@ class Schedule(abc.ABC):
 
     @abc.abstractmethod
     def table(self, num_stages: int, num_microbatches: int) -> Table:
-        """What each worker computes, in order.
+        """Tasks of each worker, in order.
 
         Args:
             num_stages: stages of the model, `chunks` times the number of workers.
@@ -38,7 +38,7 @@ class Schedule(abc.ABC):
         """
 
     def in_flight(self, num_stages: int, num_microbatches: int) -> tuple[int, ...]:
-        """For each worker the most forward passes whose activations it holds at once.
+        """The most forward passes whose activations each worker holds at once.
 
         A pass counts from its forward to its last backward or weight task. With several stages a worker it is one
         stage's activations, so divide by `chunks` to compare with schedules of whole stages.

@@ -69,7 +69,7 @@ class _GreedyRows:
         self.done = {kind: [0 for _ in stages] for kind in ("forward", "backward")}
 
     def rows(self) -> tuple[tuple[Task, ...], ...]:
-        """By worker its tasks."""
+        """Tasks, by worker."""
         count = max(self.workers) + 1
         rows: list[list[Task]] = [[] for _ in range(count)]
         free, now = [0] * count, 0
@@ -87,7 +87,7 @@ class _GreedyRows:
         return tuple(map(tuple, rows))
 
     def _next(self, worker: int, now: int) -> Task | None:
-        """What a worker begins; None where all that it has waits."""
+        """The next task of a worker; None where all of its tasks wait."""
         stages = [s for s, w in enumerate(self.workers) if w == worker][::-1]
         for s in stages:
             k = self.done["backward"][s]

@@ -1,4 +1,4 @@
-"""From a table and a dataflow to a program that was checked."""
+"""Builds a checked program from a table and a dataflow."""
 
 from __future__ import annotations
 

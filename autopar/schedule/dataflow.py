@@ -47,7 +47,7 @@ RefKind: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class ValueRef:
-    """Which value of the step a value of the dataflow is; its text names the value there.
+    """Reference of a value of the dataflow to a value of the step; its text names the value there.
 
     Args:
         kind: what it is, see `RefKind`.
@@ -73,7 +73,7 @@ class ValueRef:
 
 @dataclass(frozen=True)
 class WorkSpec:
-    """What one work reads and writes.
+    """Reads and writes of one work.
 
     Args:
         work: the work.

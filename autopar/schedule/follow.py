@@ -1,4 +1,4 @@
-"""What instructions do to buffers: lists followed with contents in place of numbers.
+"""Effects of instructions on buffers: lists followed with contents in place of numbers.
 
 `Follower` gives every instruction but the programs its meaning, once for all checkers. Sends go through a queue for
 each ordered pair of workers; a worker that sends into a full queue, or receives from an empty one, waits. As no
@@ -8,8 +8,10 @@ instruction chooses, the order in which workers are taken does not matter.
 from __future__ import annotations
 
 import abc
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 from autopar.errors import ScheduleError
 from autopar.schedule.dataflow import Dataflow
@@ -29,13 +31,12 @@ from autopar.schedule.instructions import (
     blocked_text,
     made_by,
 )
-from autopar.schedule.queues import Queues
 from autopar.schedule.round_robin import run_round_robin
 
 
 @dataclass(frozen=True)
 class Content:
-    """What a buffer holds.
+    """Content of a buffer.
 
     Args:
         value: its value.
@@ -130,7 +131,7 @@ class Follower(abc.ABC):
         return True
 
     def get(self, worker: int, buffer: Buffer) -> Content:
-        """What a buffer on the device holds. ScheduleError where it is not there."""
+        """Content of a buffer on the device. ScheduleError where it is not there."""
         content = self.on_device[worker].get(buffer)
         if content is not None:
             return content
@@ -204,3 +205,39 @@ class Follower(abc.ABC):
             self.on_device[worker][i.into] = replace(there, microbatches=there.microbatches | joined.microbatches)
         if i.donate:
             self.give_up(worker, i.value, "donated")
+
+
+Item = TypeVar("Item")
+
+
+class Queues(Generic[Item]):
+    """One queue from each worker to each other.
+
+    Args:
+        depth: values that a queue holds.
+    """
+
+    def __init__(self, depth: int) -> None:
+        self._depth = depth
+        self._queues: defaultdict[tuple[int, int], deque[tuple[int, Item]]] = defaultdict(deque)
+
+    def has_room(self, source: int, target: int) -> bool:
+        """Whether a value may be sent."""
+        return len(self._queues[source, target]) < self._depth
+
+    def send(self, source: int, target: int, tag: int, value: Item) -> None:
+        """Puts a value behind the others."""
+        self._queues[source, target].append((tag, value))
+
+    def first(self, source: int, target: int) -> tuple[int, Item] | None:
+        """(tag, value) that is received next; None where the target has to wait."""
+        queue = self._queues[source, target]
+        return queue[0] if queue else None
+
+    def receive(self, source: int, target: int) -> Item:
+        """Takes the value that is received next."""
+        return self._queues[source, target].popleft()[1]
+
+    def pending(self) -> list[tuple[int, int]]:
+        """(source, target) of queues that hold something, sorted."""
+        return sorted(pair for pair, queue in self._queues.items() if queue)

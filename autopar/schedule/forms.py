@@ -74,7 +74,7 @@ def _from_json(text: str) -> Table:
         document = msgspec.json.decode(text, type=_TableDocument)
     except msgspec.DecodeError as error:
         raise ScheduleError(
-            f"the JSON is no schedule table: {error}",
+            f"the JSON is not a schedule table: {error}",
             remedy="it has schedule, num_stages, num_microbatches and rows of cells as F0.0",
         ) from error
     rows = tuple(_cells(list(row), f"row {w}") for w, row in enumerate(document.rows))
@@ -122,7 +122,7 @@ def _from_text(text: str) -> Table:
 
 
 def _after(text: str) -> tuple[tuple[int, ...], ...]:
-    """What each stage waits for, from ``- | - | 0 1``."""
+    """The stages that each stage waits for, from ``- | - | 0 1``."""
     stages = [part.split() for part in text.split("|")]
     if any(not (part == ["-"] or (part and all(n.isascii() and n.isdecimal() for n in part))) for part in stages):
         raise ScheduleError(

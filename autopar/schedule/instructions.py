@@ -139,7 +139,7 @@ Instruction: TypeAlias = Run | Apply | Accumulate | Send | Recv | Free | Offload
 
 
 class WorkerProgram(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one worker does in a step, in order."""
+    """Instructions of one worker in a step, in order."""
 
     worker: int
     instructions: tuple[Instruction, ...]
@@ -168,7 +168,7 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         try:
             return msgspec.json.decode(text, type=Program)
         except msgspec.DecodeError as error:
-            raise ScheduleError(f"the text is no program of instructions: {error}") from error
+            raise ScheduleError(f"the text is not a program of instructions: {error}") from error
 
     def __str__(self) -> str:
         return "\n".join(

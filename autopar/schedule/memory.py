@@ -36,7 +36,7 @@ class BufferUsage:
 
 
 def starting_buffers(program: Program) -> tuple[tuple[Buffer, ...], ...]:
-    """For each worker the inputs that lie there when the step begins."""
+    """Inputs on each worker when the step begins."""
     table = program.table
     buffers: list[list[Buffer]] = [[] for _ in table.rows]
     for value in program.dataflow.values:
@@ -51,7 +51,7 @@ def starting_buffers(program: Program) -> tuple[tuple[Buffer, ...], ...]:
 
 
 def usage(program: Program) -> tuple[tuple[BufferUsage, ...], ...]:
-    """For each worker the bytes before its first instruction, then those of each instruction.
+    """Bytes of each worker before its first instruction, then those of each instruction.
 
     What depends on the order of a list alone: a buffer counts from the instruction that makes it to the one that gives
     it up, whatever the times are. A value on its way between workers counts on both.
@@ -64,7 +64,7 @@ def usage(program: Program) -> tuple[tuple[BufferUsage, ...], ...]:
 
 
 def transit_bytes(program: Program, depth: int) -> tuple[int, ...]:
-    """For each worker the most bytes a device in queues of ``depth`` values from it and to it.
+    """The most bytes a device of each worker in queues of ``depth`` values from it and to it.
 
     Args:
         program: a program that `verify` accepts.
@@ -106,7 +106,7 @@ class WorkerMemory:
 
 
 def worker_memory(program: Program, temporaries: Mapping[Work, int]) -> tuple[WorkerMemory, ...]:
-    """What each worker needs when its list needs the most.
+    """The largest need of memory of each worker along its list.
 
     Args:
         program: a program that `verify` accepts.

@@ -41,7 +41,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Order:
-    """What processes start, and when.
+    """Starts of processes, in order.
 
     Args:
         launches: of all workers, in one order.
@@ -199,7 +199,7 @@ def check_starts(lists: Sequence[Sequence[Instruction]], processes: Sequence[fro
 
 
 def _check_once(lists: Sequence[Sequence[Instruction]], processes: Sequence[frozenset[int]], order: Order) -> None:
-    """Who starts what, and whether values arrive as what they are sent as."""
+    """Checks that each send has one starter, and that values arrive as the values that were sent."""
     started: dict[int, list[int]] = {}
     for process, numbers in enumerate(order.starts):
         for number in numbers:

@@ -78,11 +78,11 @@ class ScheduleRegistry:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What was added, sorted."""
+        """Added names, sorted."""
         return tuple(sorted(self._added))
 
     def known(self) -> Mapping[str, Factory]:
-        """What needs no look at what is installed, which takes 5 ms."""
+        """Names that need no look at installed packages, which takes 5 ms."""
         return {**_BUILT_IN, **self._added}
 
     def table(self) -> dict[str, Factory | None]:
@@ -133,7 +133,7 @@ def get(name: str, **options: Any) -> Schedule:
 
 
 def factory_named(name: str) -> Factory:
-    """What makes the schedule called ``name``: its class, mostly. ScheduleError, with near names, if there is none."""
+    """The class, or other maker, of the schedule ``name``. ScheduleError, with near names, if there is none."""
     if name in (known := _REGISTRY.known()):
         return known[name]
     table = _REGISTRY.table()

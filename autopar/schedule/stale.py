@@ -34,7 +34,7 @@ from autopar.schedule.table import Kind
 
 @dataclass(frozen=True)
 class Window:
-    """What all workers do in one call, or in a drain.
+    """Tasks of all workers in one call, or in a drain.
 
     Args:
         workers: their lists.
@@ -163,7 +163,7 @@ class _CallLists:
     # -- one microbatch ------------------------------------------------------------------------
 
     def _buffer(self, name: str, s: int, k: int) -> Buffer:
-        """What a pass of a microbatch reads."""
+        """The buffer that a pass of a microbatch reads."""
         flow = self.flow
         if flow.dataflow.by_name[name].lifetime != "step":
             return Buffer(name, flow.number(k, self.call))

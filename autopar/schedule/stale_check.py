@@ -23,7 +23,7 @@ from autopar.schedule.stale_flow import METRICS, SHARED, STATE, StaleFlow
 
 @dataclass(frozen=True)
 class StaleAudit:
-    """What the lists say.
+    """Facts of the lists.
 
     Args:
         reads: (pass, stage, microbatch) -> version that it reads; of stages whose passes read state.

@@ -52,7 +52,7 @@ class StaleFlow:
         return self.dataflow.by_work.get(Work(kind, stage, part))  # type: ignore[arg-type]
 
     def number(self, microbatch: int, call: int) -> int:
-        """Of a microbatch in the names of a call."""
+        """Number of a microbatch in the names of a call."""
         return microbatch - call * self.microbatches + self.lag
 
     def unclamped(self, stage: int, microbatch: int) -> int:
@@ -67,7 +67,7 @@ class StaleFlow:
         return self.microbatches // self.versions.update_every
 
     def index(self, version: int, call: int) -> int:
-        """Of a version in the names of a call."""
+        """Index of a version in the names of a call."""
         return version - call * self.step + 2 * self.lag + 1
 
     @cached_property
@@ -77,7 +77,7 @@ class StaleFlow:
 
     @cached_property
     def versioned(self) -> Mapping[int, tuple[str, ...]]:
-        """By stage the values that have versions: state that passes read, and what is computed from it before them."""
+        """Values that have versions, by stage: state that passes read, and values computed from it before them."""
         versioned: dict[int, tuple[str, ...]] = {}
         for s in range(self.stages):
             names: dict[str, None] = {}

@@ -115,7 +115,7 @@ class Table:
 
     @cached_property
     def _behind(self) -> Mapping[int, tuple[int, ...]]:
-        """By stage, where stages are a graph, those that wait for it."""
+        """Stages that wait for each stage, where stages are a graph."""
         stages = range(self.num_stages)
         return MappingProxyType({s: tuple(t for t in stages if s in self.after[t]) for s in stages})
 
@@ -152,7 +152,7 @@ class Table:
 
     @cached_property
     def unit_starts(self) -> Mapping[Task, int]:
-        """When each task starts if all take one unit of time; see `start_times`."""
+        """Start of each task if all take one unit of time; see `start_times`."""
         return MappingProxyType(start_times(self, UNITS))
 
     def __str__(self) -> str:
@@ -160,7 +160,7 @@ class Table:
 
 
 def start_times(table: Table, lengths: Mapping[str, int]) -> dict[Task, int]:
-    """When each task starts if a task of a kind takes ``lengths[kind]`` units and sending takes none.
+    """Start of each task if a task of a kind takes ``lengths[kind]`` units and sending takes none.
 
     Tasks that wait for each other in a circle, or for a task that no worker has, are left out, with all that
     come after them.
@@ -185,7 +185,7 @@ UNITS: Mapping[str, int] = MappingProxyType({kind: 1 for kind in KINDS})
 
 
 def grid(table: Table) -> tuple[tuple[Task | None, ...], ...]:
-    """For each worker one cell a unit of time (all tasks take one), None where it waits.
+    """Cells of each worker, one a unit of time (all tasks take one), None where it waits.
 
     A table that cannot run has its tasks without the waiting between them.
     """
@@ -248,7 +248,7 @@ def _head(table: Table) -> str:
 
 
 def after_text(table: Table) -> str:
-    """What each stage waits for where stages are a graph: ``- | - | 0 1``; "" where they are a chain."""
+    """The stages that each stage waits for where stages are a graph: ``- | - | 0 1``; "" where they are a chain."""
     return " | ".join(" ".join(map(str, stages)) or "-" for stages in table.after)
 
 

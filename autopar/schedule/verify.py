@@ -29,7 +29,7 @@ from autopar.schedule.table import KINDS, Task, marked_text
 
 @dataclass(frozen=True)
 class Verified:
-    """What `verify` found out.
+    """Result of `verify`.
 
     Args:
         peak_bytes: for each worker the most bytes a device at any time, in the buffers of its list.
@@ -77,7 +77,7 @@ def verify(program: Program, depth: int = 1) -> Verified:
 
 
 def _contributions(program: Program) -> dict[str, frozenset[int]]:
-    """By accumulator the numbers of what is joined in it."""
+    """Numbers of the values joined in each accumulator."""
     table, numbers = program.table, dict[str, set[int]]()
     for spec in program.dataflow.works:
         for name in spec.accumulates:
@@ -154,7 +154,7 @@ class _Machine(Follower):
         self.transfers = len(sends)
 
     def belongs_to_caller(self, worker: int, buffer: Buffer) -> bool:
-        """As `stays` says."""
+        """Whether the caller owns it; see `stays`."""
         return stays(self.table, self.dataflow, worker, buffer)
 
     def run_program(self, worker: int, i: Run | Apply) -> None:

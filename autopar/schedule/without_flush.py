@@ -71,7 +71,7 @@ def flushes(schedule: object) -> bool:
 
 
 def without_a_moment(schedule: str) -> str:
-    """What a schedule without a flush lacks where an update takes something of several stages."""
+    """The lack of a schedule without a flush where an update takes a value of several stages."""
     return f"schedule {schedule} has no moment at which all stages are through"
 
 

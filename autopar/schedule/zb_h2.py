@@ -11,7 +11,7 @@ from autopar.schedule.table import Table
 
 @final
 class ZbH2(Schedule):
-    """As ZB-H1, with enough forwards ahead that workers never wait if all kinds take the same time.
+    """ZB-H1 with enough forwards ahead that workers never wait if all kinds take the same time.
 
     Qi et al., Zero Bubble Pipeline Parallelism (2024), section 2.3. From a worker's first task to its last it idles at
     most (p-1)(F+B-2W) where m >= 2p-1 and W is no longer than F and B. Workers start and end one after another, so

@@ -1,4 +1,4 @@
-"""Which products are computed in another order, and what the plan says of them."""
+"""Products that are computed in another order, and the plan's notes on them."""
 
 from __future__ import annotations
 

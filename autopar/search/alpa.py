@@ -125,7 +125,7 @@ def _order(looked: Sequence[Looked], within: Mapping[int, LimitLooks]) -> list[i
 
 
 def _useless(unlimited: Mapping[int, float], every: Sequence[MeshSolution], known_s: float) -> Bounded | None:
-    """That bounds of all meshes say that none takes less than a plan that is at hand; None where they do not.
+    """Message that the bounds of all meshes are above a known plan; None where one is not.
 
     Args:
         unlimited: by mesh the bound without a limit, of those that may fit.
@@ -181,7 +181,7 @@ def _looked(problem: Problem, clock: Clock) -> Plan | Bounded:
 
 
 def _left_out(looked: Looked) -> MeshSolution:
-    """Of a mesh that is not solved, as its bound is above what is known, or as nothing fits on it."""
+    """Record of a mesh that is not solved: its bound is above a known plan, or nothing fits on it."""
     sharding_problem = replace(looked.sharding_problem, memory_bound=True)
     if looked.bound_s == math.inf:
         return MeshSolution(sharding_problem, Solution(Status.INFEASIBLE, (), math.inf, math.inf, 0.0, ""))
@@ -189,7 +189,7 @@ def _left_out(looked: Looked) -> MeshSolution:
 
 
 def _given_up(answer: MeshSolution) -> MeshSolution:
-    """Of a mesh whose bound without a limit is above what is known."""
+    """Record of a mesh whose bound without a limit is above a known plan."""
     if answer.solution.status is Status.INFEASIBLE:
         return answer
     solution = replace(answer.solution, status=Status.UNKNOWN, choice=(), objective=math.inf)

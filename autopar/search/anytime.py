@@ -31,7 +31,7 @@ class SearchEndedError(Exception):
 
 
 class Anytime(Protocol):
-    """What searches are given."""
+    """Inputs of a search."""
 
     def offer(self, plan: Plan) -> None:
         """Takes note of a whole plan."""

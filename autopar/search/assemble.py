@@ -1,4 +1,4 @@
-"""From a sharding to the `Plan`."""
+"""Makes a `Plan` from a sharding."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _stage(problem: Problem, sharding_problem: ShardingProblem, sharding: Shardi
 
 
 def _inputs(graph: Graph, sharding: Sharding) -> tuple[InputRecord, ...]:
-    """Where inputs lie."""
+    """Records of inputs."""
     return tuple(
         InputRecord(
             i.name,

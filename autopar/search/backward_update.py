@@ -12,7 +12,7 @@ from autopar.search.source import StepSource
 
 @dataclass
 class BackwardUpdate:
-    """What a step says of updates in the backward loop, asked where memory is short.
+    """Facts about updates in the backward loop of a step, asked where memory is short.
 
     Args:
         step: the step.

@@ -79,7 +79,7 @@ class _KeptBound:
 
     @property
     def entries(self) -> int:
-        """What a `Memo` counts."""
+        """Number of entries, for a `Memo`."""
         return 1
 
 

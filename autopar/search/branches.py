@@ -89,12 +89,12 @@ def _in_more_microbatches(
 
 
 def _placement(candidate: Candidate) -> tuple[tuple[tuple[str, ...], ...], tuple[tuple[int, int], ...]]:
-    """Which stages a candidate has and where, whatever the number of microbatches."""
+    """Stages of a candidate and their devices, whatever the number of microbatches."""
     return candidate.members, candidate.devices
 
 
 def _sizes(candidate: Candidate) -> tuple[tuple[tuple[str, ...], ...], tuple[int, ...]]:
-    """Which stages a candidate has and on how many devices."""
+    """Stages of a candidate and their numbers of devices."""
     return candidate.members, tuple(size for _, size in candidate.devices)
 
 

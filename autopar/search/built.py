@@ -49,7 +49,7 @@ def _asked(problem: Problem) -> Asked:
 
 @dataclass(eq=False)
 class BuiltProblems:
-    """What is known of one problem under any memory limit, with any number of microbatches in flight.
+    """Built parts of one problem under any memory limit, with any number of microbatches in flight.
 
     Args:
         graph: of the problem.
@@ -93,7 +93,7 @@ class BuiltProblems:
 
 @dataclass(eq=False)
 class _LastBuilt:
-    """What was built last, the latest at the end."""
+    """The last built problems, the newest at the end."""
 
     problems: list[BuiltProblems] = field(default_factory=list)
 
@@ -103,7 +103,7 @@ class _LastBuilt:
 
 
 def built_for(problem: Problem) -> BuiltProblems:
-    """What is built for a problem: that of one of the last where only the limit and what is in flight differ.
+    """Built parts of a problem, shared with recent ones that differ in the limit and in microbatches in flight alone.
 
     Args:
         problem: to be sharded.

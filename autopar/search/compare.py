@@ -24,7 +24,7 @@ STANDARD = ("alpa", "data-parallel", "zero1", "zero3", "megatron")
 
 @dataclass(frozen=True)
 class Budget:
-    """What every strategy may spend; see `autopar.search.job.Solving`.
+    """Budget of every strategy; see `autopar.search.job.Solving`.
 
     Args:
         time_limit_s: seconds for one mesh; None waits.
@@ -48,7 +48,7 @@ class Budgeted:
 
     @property
     def cuts_stages(self) -> bool:
-        """As that of the strategy."""
+        """See `cuts_stages` of the strategy."""
         return cuts_stages(self.strategy)
 
     def __call__(self, problem: Problem) -> Plan:
@@ -112,7 +112,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare` found.
+    """Result of `compare`.
 
     Args:
         program: name of the function.

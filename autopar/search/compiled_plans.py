@@ -24,7 +24,7 @@ class TimedProgram(CompiledProgram, Protocol):
 
     @property
     def corrections(self) -> str:
-        """What the compiler says of seconds by group where the plan says another thing, as text."""
+        """Seconds by group where the compiler and the plan differ, as text."""
 
 
 TimedT = TypeVar("TimedT", bound=TimedProgram)
@@ -127,7 +127,7 @@ def _candidates(
 
 
 def _meaning(candidate: _Candidate[FormT]) -> tuple[object, ...]:
-    """What makes plans different: stages, microbatches, and where everything lies."""
+    """Facts in which plans differ: stages, microbatches, and all places."""
     content = candidate.planned.plan.content
     meshes = tuple((s.mesh_axes, s.devices, s.form.of_graph) for s in content.stages)
     return meshes, content.num_microbatches, content.schedule, content.inputs, content.operators

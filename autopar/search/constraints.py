@@ -1,4 +1,4 @@
-"""What the user fixed of where values lie: into how many shards each dim is split.
+"""Constraints of the user on layouts: the number of shards of each dim.
 
 A constraint says numbers of shards, not mesh axes, so that it means the same on every logical mesh, and on the mesh of
 a stage of a pipeline.
@@ -23,7 +23,7 @@ SPLIT: Final = 0
 
 @dataclass(frozen=True)
 class Constraint:
-    """Where one input lies.
+    """Constraint on the layout of one input.
 
     Args:
         value: name of the input.
@@ -104,7 +104,7 @@ def can_hold(shards: Sequence[int], type: TensorType, sizes: Sequence[int]) -> b
 def meshes_that_hold(
     meshes: Sequence[LogicalMesh], graph: Graph, constraints: Sequence[Constraint]
 ) -> tuple[LogicalMesh, ...]:
-    """Those of ``meshes`` on which all constraints hold, and of these those that keep most of what the code asks for.
+    """The ``meshes`` on which all constraints hold, and of these those that keep most of the code's own constraints.
 
     Raises:
         ConstraintError: on no mesh do all hold.

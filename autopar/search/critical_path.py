@@ -46,7 +46,7 @@ class CriticalPath:
     def _lengths(
         self, graph: Graph, prefix: str, enclosing: str, on_chain: Set[str], begins: Mapping[str, float]
     ) -> dict[str, float]:
-        """By value the seconds of the longest chain that ends in it.
+        """Seconds of the longest chain that ends in each value.
 
         Args:
             graph: a step or a body.

@@ -1,4 +1,4 @@
-"""Which dims of parameters number experts: those along which products do as many things at once, each with its own."""
+"""Finds dims of parameters that number experts: products along them do as many things at once, each with its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Origins: TypeAlias = dict[str, tuple[str, tuple[int, ...]]]
 
 
 def expert_dims(graph: Graph) -> dict[str, int]:
-    """By parameter the dim of its experts, where it has one.
+    """Dim of the experts of each parameter that has one.
 
     A dim of a parameter is one of experts where a product of the parameter with an activation takes it as a batch dim:
     for each index along it there is a matrix of its own, used on activations of its own.

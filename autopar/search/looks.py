@@ -136,7 +136,7 @@ class _Looks:
 
 
 def _distance(problem: Problem, mesh: LogicalMesh) -> float:
-    """How far the sizes of a mesh are from nodes by devices of a node."""
+    """Distance of the sizes of a mesh from nodes by devices of a node."""
     node = max(group.devices_per_node for group in problem.cluster.groups)
     inner = mesh.axes[-1][1] if len(mesh.axes) > 1 or problem.cluster.num_devices <= node else 1
     return abs(math.log2(inner / min(node, problem.cluster.num_devices)))
@@ -156,7 +156,7 @@ class MemoryNotAmpleError(InfeasiblePlanError):
 
 
 def too_little(problem: Problem, looked: Sequence[Looked] = ()) -> MemoryNotAmpleError:
-    """That memory is not ample: the choice of no mesh without a limit keeps it.
+    """Message that memory is not ample: the choice of no mesh without a limit keeps it.
 
     Args:
         problem: what is planned.

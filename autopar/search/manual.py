@@ -95,7 +95,7 @@ class Manual:
 
     @property
     def names_plan(self) -> bool:
-        """That the plan is named: see `autopar.search.registry.names_plan`."""
+        """Whether the plan is named: see `autopar.search.registry.names_plan`."""
         return True
 
     @property
@@ -184,7 +184,7 @@ class Manual:
         return next(known for known in LEVELS if known == asked)
 
     def _tokens(self, graph: Graph) -> dict[str, int]:
-        """By value of a whole step the dim of its tokens, empty without cp. Raises where cp does not divide them."""
+        """Dim of the tokens of each value of a whole step, empty without cp. Raises where cp does not divide them."""
         if self.cp == 1:
             return {}
         dims = token_dims(graph)
@@ -207,7 +207,7 @@ class Manual:
         return NamedAxes(tuple(names) if self.dp > 1 else (), names[-1] if self.ep > 1 else None, cp, tp)
 
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the plan should know."""
+        """Notes for readers of the plan."""
         grid = [f"{k}={getattr(self, k)}" for k in ("tp", "cp", "dp", "ep", "zero") if getattr(self, k) > (k != "zero")]
         return (f"named by hand: {', '.join(grid) or 'one device'}",)
 
@@ -282,7 +282,7 @@ class _ManualStages:
 
 
 def _made(graph: Graph, tokens: Mapping[str, int], axes: NamedAxes, zero: int) -> AllowedResults | None:
-    """Which layouts values may be made in; None for all."""
+    """Layouts in which values may be made; None for all."""
     rules: list[AllowedResults] = []
     if axes.cp:
         rules.append(SharedTokens.of(graph, tokens, axes.cp).allowed)

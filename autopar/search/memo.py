@@ -11,7 +11,7 @@ _MOST_ENTRIES = 50_000_000
 
 
 class Counted(Protocol):
-    """What is kept."""
+    """A kept value."""
 
     @property
     def entries(self) -> int:

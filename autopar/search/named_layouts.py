@@ -28,7 +28,7 @@ class NamedAxes:
 
 @dataclass(frozen=True)
 class NamedLayouts:
-    """Which layouts inputs may have.
+    """Layouts that inputs may have.
 
     Args:
         graph: what is planned.
@@ -47,7 +47,7 @@ class NamedLayouts:
     small_state_share: float
 
     def allowed(self, i: Input, layouts: Sequence[Layout]) -> list[bool]:
-        """For each layout whether input ``i`` may have it; one or more are true."""
+        """Whether input ``i`` may have each layout; one or more are true."""
         axes = self.axes
         over_cp = (axes.cp,) if axes.cp else ()
         if i.role == "batch":

@@ -8,7 +8,7 @@ from autopar.ir.loops import microbatch_loops
 
 
 def meetings(graph: Graph) -> list[str]:
-    """That examples meet, where a step in one stage has several loops over microbatches."""
+    """Note on meetings of examples, where a step in one stage has several loops over microbatches."""
     loops = microbatch_loops(graph)
     if loops < 2:
         return []
@@ -16,7 +16,7 @@ def meetings(graph: Graph) -> list[str]:
 
 
 def left_out(graph: Graph) -> str:
-    """What stages do not run; "" where they run all."""
+    """Operators that stages do not run, as text; "" where they run all."""
     unread = unread_effects(graph)
     if not unread:
         return ""

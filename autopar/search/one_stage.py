@@ -35,7 +35,7 @@ def first_configuration(counts: Sequence[int], remat: str) -> StepForm:
 
 @dataclass(frozen=True)
 class Shortage:
-    """What is asked where memory is short.
+    """Inputs of a search where memory is short.
 
     Args:
         backward_update: whether stacks may be updated in the backward loop.

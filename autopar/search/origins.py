@@ -1,4 +1,4 @@
-"""Which dims of the batch the dims of all values come from, by the sharding rules."""
+"""Dims of the batch from which the dims of all values come, by the sharding rules."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NONE: frozenset[Label] = frozenset()
 
 @dataclass(frozen=True)
 class Origins:
-    """What `origins` finds.
+    """Result of `origins`.
 
     Args:
         dims: by value, with the ids of enclosing operators and regions before its name, the origins of its dims.
@@ -45,7 +45,7 @@ class Origins:
 
 @dataclass(frozen=True)
 class _Known:
-    """Of a value: its dims' origins, whether it depends on the batch, on parameters, on what has a wire format."""
+    """Origins of a value's dims, and whether it depends on the batch, on parameters, on values with a wire format."""
 
     dims: Labels
     data: bool = False
@@ -102,7 +102,7 @@ class _OriginWalk:
     sums: set[str] = field(default_factory=set)
 
     def graph(self, graph: Graph, inputs: Sequence[_Known], prefix: str) -> list[_Known]:
-        """What is known of the outputs of a graph whose inputs are known."""
+        """Origins of the outputs of a graph whose inputs are known."""
         self.values.update((prefix + i.name, k) for i, k in zip(graph.inputs, inputs, strict=True))
         if prefix:
             self.entering.update(prefix + i.name for i in graph.inputs)
@@ -161,7 +161,7 @@ class _OriginWalk:
                     self.kept |= labels
 
     def scan(self, op: Operator, operands: Sequence[_Known], prefix: str) -> list[_Known]:
-        """What is known of the results of a scan."""
+        """Origins of the results of a scan."""
         scan = Scan.of(op)
         consts, carried, stacks = scan.split(operands)
         if "/body/" not in prefix:
@@ -179,7 +179,7 @@ class _OriginWalk:
             carried = joined
 
     def while_loop(self, op: Operator, operands: Sequence[_Known], prefix: str) -> list[_Known]:
-        """What is known of the results of a while loop."""
+        """Origins of the results of a while loop."""
         loop = While.of(op)
         in_cond, in_body, carried = loop.split(operands)
         while True:
@@ -191,7 +191,7 @@ class _OriginWalk:
             carried = joined
 
     def cond(self, op: Operator, operands: Sequence[_Known], prefix: str) -> list[_Known]:
-        """What is known of the results of branches."""
+        """Origins of the results of branches."""
         first, *rest = (self.graph(branch, operands[1:], f"{prefix}{name}/") for name, branch in op.regions)
         for results in rest:
             first = [a.joined(b) for a, b in zip(first, results, strict=True)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class OverlapPolicy:
-    """How a sharding is solved again with what computation hides, on devices that send next to computing.
+    """Iterations in which a sharding is solved again with hidden communication, on devices that send next to computing.
 
     Args:
         link_shares: for each answer beyond the first the share of its seconds that a hidden conversion costs still. Of

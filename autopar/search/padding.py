@@ -1,4 +1,4 @@
-"""Which dims that the devices do not divide are worth a plan with padding, and what the plan says of them."""
+"""Dims that the devices do not divide and that are worth a plan with padding, and the plan's notes on them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def padding_notes(graph: Graph, padded: Sequence[PaddedDim]) -> tuple[str, ...]:
 
 
 def _shares(problem: Problem, padded_classes: Sequence[PaddedDims]) -> dict[PaddedDims, float]:
-    """By class the part of the step's time, by FLOPs and bytes, of the operators that have its dims."""
+    """Share of the step's time, by FLOPs and bytes, of the operators that have the dims of each class."""
     graph, flops_per_byte = problem.graph, problem.policy.algebra.flops_per_byte
     work = {}
     for op in graph.operators:

@@ -1,4 +1,4 @@
-"""Where parameters lie that replicas have a part of each, as with ZeRO-3, and what the batch does meanwhile."""
+"""Layouts of parameters of which replicas have a part each, as with ZeRO-3, and of the batch meanwhile."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autopar.search.origins import origins
 
 @dataclass(frozen=True)
 class PartitionedParameters:
-    """Which layouts values may have where each device keeps a part of every parameter, and whole ones do not stay.
+    """Layouts of values where each device keeps a part of every parameter, and whole ones do not stay.
 
     A parameter is gathered by what reads it, and its copy ends with that (Rajbhandari et al., "ZeRO", 2020, section
     5.3). So what loops take of parameters is split, or whole copies of all layers would lie in memory, and so is what
@@ -33,12 +33,12 @@ class PartitionedParameters:
 
     @staticmethod
     def of(graph: Graph, parts: tuple[str, ...], replicas: tuple[str, ...]) -> PartitionedParameters:
-        """From a train step, or a stage of one."""
+        """Finds the parameters of a train step, or of a stage of one."""
         labels_of = origins(graph)
         return PartitionedParameters(parts, replicas, labels_of.entering | labels_of.sums, labels_of.products)
 
     def allowed(self, key: str, layouts: Sequence[Layout]) -> list[bool]:
-        """For each layout whether the value ``key`` may be made in it; one or more are true."""
+        """Whether the value ``key`` may be made in each layout; one or more are true."""
         ok = [True] * len(layouts)
         if key in self.kept:
             for axis in self.parts:

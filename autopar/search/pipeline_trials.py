@@ -143,7 +143,7 @@ def _considered(plans: Sequence[Plan], best: Plan) -> tuple[Considered, ...]:
 
 
 def nothing_planned(problem: Problem, trials: Trials[PipelineTrial, Plan], closed: Sequence[Bounded] = ()) -> Bounded:
-    """That nothing is faster than the plan at hand.
+    """Message that nothing is faster than the best plan so far.
 
     Args:
         problem: what was planned.

@@ -219,7 +219,7 @@ def _rounds(search: PipelineSearch) -> Iterator[list[Candidate]]:
 
 
 def _best_of_each(candidates: Sequence[Candidate], planned: set[int], most_s: float) -> list[Candidate]:
-    """By number of stages, but those ``planned``, the candidate of the least estimate up to ``most_s``."""
+    """Candidate of the least estimate up to ``most_s``, by number of stages, without those ``planned``."""
     best = {len(c.members): c for c in reversed(candidates) if len(c.members) not in planned}
     return [c for c in best.values() if c.estimate_s <= most_s]
 

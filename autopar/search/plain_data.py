@@ -1,4 +1,4 @@
-"""What a plan depends on as plain data for JSON: equal for what gives equal plans, in every process."""
+"""Inputs of a plan as plain data for JSON: equal inputs give equal data, in every process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PACKAGES = ("highspy", "jax", "jaxlib", "msgspec", "networkx", "numba", "numpy",
 
 
 class NotPlainError(ValueError):
-    """What a value is cannot be plain_data from outside, as that of a user's function."""
+    """The value cannot be plain data, as a user's function."""
 
 
 def plain_data(value: Any) -> Any:

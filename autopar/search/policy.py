@@ -176,7 +176,7 @@ class MeshPolicy:
     Args:
         most_nodes: nodes of HiGHS's tree of the integer program of a mesh. A guard, as that of `PricingPolicy`, in the
             same 48 calls: bounds and elimination decide most problems before a tree begins, and wide problems short of
-            memory end by steps of their own (`autopar.solver.bounded`).
+            memory end by steps of their own (`autopar.solver.solve`).
         looks_only: whether a look that keeps the limit is the answer, whatever its gap.
         offered_columns: columns from which the plan of a look is offered as incumbent before the mesh is solved:
             solving takes seconds there where memory is short, assembling a tenth of one. A choice.

@@ -24,7 +24,7 @@ from autopar.solver.meter import Meter
 
 @dataclass(frozen=True)
 class Subproblem:
-    """What the planner and the runtime demand of a problem, besides what the user asked for.
+    """Demands of the planner and the runtime on a problem, beyond the user's options.
 
     Args:
         extra_in_flight: microbatches besides the one that runs whose forward pass is done and whose backward pass is
@@ -58,7 +58,7 @@ class Subproblem:
 
 @dataclass(frozen=True)
 class Reporting:
-    """Who is told what while a problem is planned. Plans do not depend on it.
+    """Receivers of reports while a problem is planned. Plans do not depend on them.
 
     Args:
         progress: called with every better answer while a strategy searches.

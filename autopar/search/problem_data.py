@@ -38,7 +38,7 @@ class Asked:
 
     @staticmethod
     def of(problem: Problem) -> Asked:
-        """That of a problem."""
+        """Plain data of a problem."""
         p = problem
         return Asked(p.cluster, p.cost_model, p.request, p.job, p.solving, p.subproblem, p.policy)
 

@@ -12,7 +12,7 @@ from autopar.search.problem import Problem
 
 @dataclass(frozen=True)
 class Segments:
-    """What a step says of it, if it is asked.
+    """Facts about segments of a step, computed on demand.
 
     Args:
         problem: what was asked for.

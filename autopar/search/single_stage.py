@@ -131,7 +131,7 @@ class OneStagePlanner:
         return self._bounded(problem, counts, plan)
 
     def _attempt(self, problem: Problem, step: StepSource) -> Callable[[StepForm, float, bool], Plan | Bounded]:
-        """What plans one stage in a configuration; see `Trials`."""
+        """A function that plans one stage in a configuration; see `Trials`."""
 
         freedom = Freedom.of(problem)
         # A form may leave on devices what is to lie on hosts: then the choice among the forms is offered, not each.
@@ -182,7 +182,7 @@ class OneStagePlanner:
 
 
 def problem_in_form(problem: Problem, formed: FormedStep, cutoff_s: float = math.inf) -> Problem:
-    """What is asked of a strategy that shards a step in a form.
+    """Problem for a strategy that shards a step in a form.
 
     Args:
         problem: the step, and what is asked for.

@@ -108,7 +108,7 @@ class Sketches:
                     break  # the other way lies what is slower still
 
     def _steps(self, candidate: Candidate) -> dict[int, Plan]:
-        """By number of microbatches plans of the slicing of a candidate."""
+        """Plans of the slicing of a candidate, by number of microbatches."""
         return {c.count: plan for plan, c in self.plans if replace(c, count=candidate.count) == candidate}
 
 

@@ -1,4 +1,4 @@
-"""What the search of pipelines asks of the function that is planned; lowering answers, since it can trace again."""
+"""Questions of the search of pipelines about the planned function; lowering answers, since it can trace again."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Sliced:
         return frozenset(str(v) for v in self.parts[stage].graph_sends if v.kind == "met")
 
     def constraints(self, stage: int, asked: Sequence[Constraint]) -> tuple[Constraint, ...]:
-        """Those on inputs of a stage's graph, by their names there.
+        """Constraints on inputs of a stage's graph, by their names there.
 
         Args:
             stage: its place among ``parts``.

@@ -1,4 +1,4 @@
-"""What the operators of a step do in any plan: work that no microbatch, stage, recomputation or fusion spares.
+"""Work of a step's operators in any plan: no microbatch, stage, recomputation or fusion spares it.
 
 Every operator runs on some devices, split or repeated, but never less than once. Those that compilers do not fuse go by
 memory and start a kernel. Of those that they fuse into their readers it is sure only where the result is one of the
@@ -64,7 +64,7 @@ class SureWork:
 
 @dataclass(frozen=True)
 class _Around:
-    """What holds for all operators of one graph.
+    """Facts that hold for all operators of one graph.
 
     Args:
         graph: the step or a body.
@@ -155,7 +155,7 @@ def _on_one_stage(around: _Around) -> Collection[str] | None:
 def _inside(
     around: _Around, op: Operator, phase: str, solid: Set[str], floor: Mapping[str, float]
 ) -> Iterator[SureWork]:
-    """What the body of a loop does."""
+    """Work of the body of a loop."""
     if op.primitive not in ("scan", "while"):
         return
     body, runs, inputs, floor_inside = op.region("body"), around.runs, set[str](), dict[str, float]()

@@ -126,7 +126,7 @@ def _simulated(
 
 @dataclass(frozen=True, eq=False)
 class SliceShares:
-    """How long a slice takes, as a share of a whole microbatch.
+    """Time of a slice, as a share of a whole microbatch.
 
     Args:
         cost: prices operators.
@@ -227,7 +227,7 @@ def _transfers(
     record: Pipeline,
     shares: SliceShares,
 ) -> list[PipelineTransfer]:
-    """What sending a value takes slice by slice."""
+    """Seconds of sending a value slice by slice."""
     sizes: Mapping[str, int] = {v.name: v.bytes for v in record.values if v.lifetime == "microbatch"}
     if transfer.value not in sizes:
         return [transfer]

@@ -1,4 +1,4 @@
-"""Where the tokens of examples lie: the dims of the batch that products with parameters treat in the same way."""
+"""Dims of tokens: those of the batch that products with parameters treat in the same way."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autopar.search.origins import Label, Origins, origins
 
 
 def token_dims(graph: Graph) -> dict[str, int]:
-    """By value of the step, inputs among them, the dim of its tokens, where it has one; the first of several.
+    """Dim of the tokens of each value of the step, inputs among them; the first of several.
 
     A dim of a batch input is one of tokens where it is not the first, which is of examples, where products with
     parameters keep it, so that each index along it meets the same matrix, and where none sums over it, as over
@@ -52,7 +52,7 @@ def _classes(sets: Iterable[frozenset[Label]]) -> list[frozenset[Label]]:
 
 @dataclass(frozen=True)
 class SharedTokens:
-    """Which layouts values may be made in where the devices along a mesh axis share the tokens of examples.
+    """Layouts in which values may be made where the devices along a mesh axis share the tokens of examples.
 
     The axis splits no dim of examples, which would make it one of data parallelism, and products of the batch with
     parameters have their tokens split over it, where they can.
@@ -70,7 +70,7 @@ class SharedTokens:
 
     @staticmethod
     def of(graph: Graph, tokens: Mapping[str, int], axis: str) -> SharedTokens:
-        """From a graph.
+        """Finds the tokens of a graph.
 
         Args:
             graph: a train step or a stage of one; the first dim of its batch inputs numbers examples.
@@ -90,7 +90,7 @@ class SharedTokens:
         return SharedTokens(axis, examples, products)
 
     def allowed(self, key: str, layouts: Sequence[Layout]) -> list[bool]:
-        """For each layout whether the value ``key`` may be made in it; one or more are true."""
+        """Whether the value ``key`` may be made in each layout; one or more are true."""
         examples, tokens = self.examples.get(key, frozenset()), self.products.get(key)
         ok = [not any(self.axis in k.dims[d] for d in examples) for k in layouts]
         if tokens is None:
@@ -101,7 +101,7 @@ class SharedTokens:
 
 @dataclass(frozen=True)
 class SharedMatrices:
-    """Which layouts values may be made in where the devices along a mesh axis share the matrices of layers.
+    """Layouts in which values may be made where the devices along a mesh axis share the matrices of layers.
 
     The axis splits no dim of examples, and of products of the batch with parameters no dim of the batch: each device
     has a part of the matrix and all that meets it (Shoeybi et al., "Megatron-LM", 2019).
@@ -117,7 +117,7 @@ class SharedMatrices:
 
     @staticmethod
     def of(graph: Graph, axis: str) -> SharedMatrices:
-        """From a train step or a stage of one, whose batch inputs' first dim numbers examples."""
+        """Finds the tokens of a train step or a stage of one, whose batch inputs' first dim numbers examples."""
         labels_of = origins(graph)
         whole: dict[str, frozenset[int]] = {}
         for key, dims in labels_of.dims.items():
@@ -129,7 +129,7 @@ class SharedMatrices:
         return SharedMatrices(axis, whole)
 
     def allowed(self, key: str, layouts: Sequence[Layout]) -> list[bool]:
-        """For each layout whether the value ``key`` may be made in it; one or more are true."""
+        """Whether the value ``key`` may be made in each layout; one or more are true."""
         whole = self.whole.get(key, frozenset())
         ok = [not any(self.axis in k.dims[d] for d in whole) for k in layouts]
         return ok if any(ok) else [True] * len(layouts)

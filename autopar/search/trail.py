@@ -113,7 +113,7 @@ class Trail:
 
 
 def outcome_of(error: Exception, limit_bytes: int) -> Outcome:
-    """What an error says of the region that it closes.
+    """Outcome of the region that an error closes.
 
     Args:
         error: from planning it.

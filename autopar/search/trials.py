@@ -94,7 +94,7 @@ class Trials(Generic[C, T]):
         return plans[0] if plans else None
 
     def possible(self, counts: Sequence[int]) -> list[int]:
-        """Those numbers of microbatches that were not found to be impossible."""
+        """Numbers of microbatches that are not known to be impossible."""
         return [n for n in counts if n not in self.impossible]
 
     def error(self) -> InfeasiblePlanError | MicrobatchError:

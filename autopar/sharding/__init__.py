@@ -1,4 +1,4 @@
-"""What can be split: rules of primitives, and the strategies that they allow on a mesh."""
+"""Splittable dims: rules of primitives, and the strategies that they allow on a mesh."""
 
 from autopar.sharding.factors import Factor, Rule, RuleFunction, replicated_rule
 from autopar.sharding.registry import register_rule, rule_for, unregister_rule

@@ -43,7 +43,7 @@ class Factor:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What an operator lets be split.
+    """Dims of an operator that may be split, by factor.
 
     Args:
         factors: its loops.

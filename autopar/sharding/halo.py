@@ -15,7 +15,7 @@ from functools import lru_cache
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What each shard needs.
+    """Rows that each shard needs.
 
     Args:
         left: elements that a shard gets from the one before it.
@@ -94,7 +94,7 @@ class Halo:
         return Halo(size, count, stride, 1, -start)
 
     def reach(self, shards: int) -> Reach | None:
-        """What each of ``shards`` needs; None where more than its neighbours have it, or shards differ in form."""
+        """Needs of each of ``shards``; None where more than its neighbours have them, or shards differ in form."""
         return _reach(self, shards)
 
 

@@ -50,7 +50,7 @@ class PaddedDims:
 
 @dataclass(frozen=True)
 class Padding:
-    """What is padded in a graph.
+    """Padded dims of a graph.
 
     Args:
         classes: see `PaddedDims`.
@@ -59,7 +59,7 @@ class Padding:
     classes: tuple[PaddedDims, ...]
 
     def shapes(self, graph: Graph) -> Mapping[str, tuple[int, ...]]:
-        """By value that has padding its shape with it."""
+        """Shape with its padding of each value that has any."""
         shapes: dict[str, tuple[int, ...]] = {}
         for c in self.classes:
             for name, d in c.places:

@@ -173,7 +173,7 @@ def communication(
 
 
 def divisors(shape: tuple[int, ...], axes: Axes) -> Divisors:
-    """By dim of ``shape``, the sets of ``axes`` whose sizes together divide it."""
+    """Sets of ``axes`` whose sizes together divide each dim of ``shape``."""
     sizes = dict(axes)
     sets = [frozenset(s) for k in range(len(axes) + 1) for s in itertools.combinations(sizes, k)]
     shard_counts = [(s, math.prod(sizes[a] for a in s)) for s in sets]

@@ -1,4 +1,4 @@
-"""From which copy of a value a reader takes it. Planning counts, and lowering emits, what this says."""
+"""Copies of a value, and the one that each reader takes. Planning counts them, and lowering emits them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Routes:
         return place != ("", self.layout) and place not in self.known
 
     def place(self, required: Layout, phase: str) -> tuple[str, Layout]:
-        """Where a reader in ``phase`` finds the value in ``required``."""
+        """Place of the value in ``required`` for a reader in ``phase``."""
         if required == self.layout:
             return ("", self.layout)
         if required == self.copies.get(""):

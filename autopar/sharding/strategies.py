@@ -24,7 +24,7 @@ from autopar.sharding.ring import RingExchange
 
 @dataclass(frozen=True, slots=True, order=True)
 class Assignment:
-    """What one mesh axis does in a strategy; at most one of ``factor`` and ``group`` is set.
+    """Use of one mesh axis in a strategy; at most one of ``factor`` and ``group`` is set.
 
     Args:
         axis: name of the mesh axis.
@@ -97,7 +97,7 @@ def strategy_of(
     results: Sequence[Layout],
     free: frozenset[int] = frozenset(),
 ) -> tuple[Assignment, ...] | None:
-    """What each mesh axis does in the strategy with these layouts; None where ``rule`` allows none.
+    """Use of each mesh axis in the strategy with these layouts; None where ``rule`` allows none.
 
     Args:
         rule, operand_types, result_types, mesh: as for `strategies`, with edges of neighbours.
@@ -211,7 +211,9 @@ def _rings(rule: Rule, assigned: tuple[Assignment, ...], sizes: Mapping[str, int
 
 
 def _limits(rule: Rule, operand_types: Types, result_types: Types) -> tuple[int, ...]:
-    """By factor: the gcd of its size and of all dims that it labels; what the number of pieces must divide."""
+    """Greatest common divisor of each factor's size and of all dims that it labels: the number of shards must divide
+    it.
+    """
     limits = [f.size for f in rule.factors]
     tensors = (*zip(rule.operands, operand_types, strict=True), *zip(rule.results, result_types, strict=True))
     for dims, type in tensors:

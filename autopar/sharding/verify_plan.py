@@ -181,7 +181,7 @@ class _Verifier:
         value = None if isinstance(operand, Literal) else env[operand]
         if value is None or value.routes is None:
             if wanted.partial and (wanted.reduce != "sum" or type.dtype == "bool" or type.dtype.startswith("key<")):
-                raise self._wrong(path, f"{wanted} is no layout of a number that every device has")
+                raise self._wrong(path, f"{wanted} is not a layout of a number that every device has")
             return wanted
         for (_, source), (_, target) in value.routes.take(wanted, phase):
             self._converts(value.routes.tables, type, source, target, path)
@@ -306,7 +306,7 @@ class _Operation:
             raise self._wrong("", f"no sharding rule of {op.primitive} allows {lie} for {op.id}")
 
     def _places(self, taken: Sequence[Layout]) -> None:
-        """Where results lie, and which form the operator has."""
+        """Layouts of results, and the form of the operator."""
         op, record = self.op, self.record
         is_scan = op.primitive == "scan" and not self.prefix
         first = Scan.of(op).num_carry if is_scan else len(op.results)

@@ -12,7 +12,7 @@ from autopar.simulate.durations import Durations, equal_stages
 from autopar.simulate.engine import run
 from autopar.simulate.event import Event, Memory
 from autopar.simulate.passes import Route, StepModel, is_plain, step_of
-from autopar.simulate.plans import parts_of, pipeline_record, program_of, record_of, routes_of, simulate
+from autopar.simulate.plans import parts_of, program_of, record_of, routes_of, simulate
 from autopar.simulate.steady import steady
 from autopar.simulate.timeline import Timeline
 
@@ -26,7 +26,6 @@ __all__ = [
     "equal_stages",
     "is_plain",
     "parts_of",
-    "pipeline_record",
     "program_of",
     "record_of",
     "routes_of",

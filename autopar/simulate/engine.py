@@ -142,7 +142,7 @@ class _Engine:
         return True
 
     def _host(self, worker: int, i: Offload | Fetch) -> float:
-        """When a buffer is on the other side of the link to the host."""
+        """Time at which a buffer is on the other side of the link to the host."""
         microbatch, gone = self.leaving[worker]
         leaves = isinstance(i, Offload)
         if leaves and microbatch != i.value.microbatch:

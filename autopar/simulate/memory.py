@@ -1,4 +1,4 @@
-"""What the workers of a pipeline hold while each task of the schedule's table runs: one rule for plan and timeline.
+"""Memory of a pipeline's workers at each task of the schedule's table: one rule for plan and timeline.
 
 A stage says what it needs while one microbatch runs. Of that its parameters, optimizer state and accumulated gradients
 lie there all the time (lasting), what the forward pass leaves for the backward pass as long as the microbatch is in
@@ -61,7 +61,7 @@ class TaskMemory:
 
 
 def memory_of_tasks(stages: Mapping[int, Stage], table: Table, worker: int) -> list[TaskMemory]:
-    """What a worker holds along its row of a schedule's table.
+    """Memory of a worker along its row of a schedule's table.
 
     Args:
         stages: stages that count, by number; those of other workers are left out.
@@ -98,7 +98,7 @@ def memory_of_tasks(stages: Mapping[int, Stage], table: Table, worker: int) -> l
 
 @dataclass(eq=False)
 class _Held:
-    """What a stage holds at a task of its worker's row.
+    """Memory of a stage at a task of its worker's row.
 
     Args:
         lasting_bytes, running_bytes, added_bytes: as of the functions above, with versions of weights.
@@ -126,7 +126,7 @@ class _Held:
 
 
 def _held_by(stage: Stage, versions: int) -> _Held:
-    """What a stage with so many bytes of older weights holds before a step."""
+    """Memory of a stage with so many bytes of older weights before a step."""
     return _Held(
         lasting_bytes(stage) + versions,
         running_bytes(stage) + versions,

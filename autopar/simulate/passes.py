@@ -1,4 +1,4 @@
-"""How long a step takes, from the table and the dataflow alone: no instruction list is made.
+"""Seconds of a step, from the table and the dataflow alone: no instruction list is made.
 
 A large pipeline has a million of instructions, and a search that compares schedules wants their step times only. The
 time is that of `autopar.simulate.run` of the lists that `autopar.schedule.build` makes; `is_plain` says for which
@@ -20,7 +20,7 @@ Route = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class StepModel:
-    """What `step_of` finds.
+    """Result of `step_of`.
 
     Args:
         seconds: from the first pass to the end of the last, or of the last transfer.
@@ -126,14 +126,14 @@ class _TimedWalk:
         return True
 
     def _compute(self, work: Work, worker: int, start: float) -> float:
-        """When a work is over that a worker begins."""
+        """Time at which a work that a worker begins is over."""
         end = self.free[worker] = start + self.seconds[work]
         self.first = start if self.first is None else min(self.first, start)
         self.last = max(self.last, end)
         return end
 
     def _transfer(self, route: Route, ready: float) -> float:
-        """When a value that is there from ``ready`` on is on the other side of its link."""
+        """Time at which a value that exists from ``ready`` on is on the other side of its link."""
         arrival = max(ready, self.link.get(route[1:], 0)) + self.durations.of_transfer(*route)
         self.link[route[1:]] = arrival
         self.routes.add(route)
@@ -141,7 +141,7 @@ class _TimedWalk:
         return arrival
 
     def update(self) -> None:
-        """What is done once after the last microbatch."""
+        """Seconds of the work after the last microbatch."""
         updates = [s for s in self.dataflow.works if s.work.kind == "update"]
         arrivals: dict[tuple[str, int], float] = {}
         for value in self.dataflow.values:
@@ -153,7 +153,7 @@ class _TimedWalk:
                 self._compute(spec.work, worker, start)
 
     def _exchange(self, name: str) -> Mapping[tuple[str, int], float]:
-        """When two workers of a stage have each other's partial sum of an accumulator."""
+        """Time at which two workers of a stage have each other's partial sum of an accumulator."""
         workers = self.table.workers_of_stage(self.dataflow.writers[name].stage)
         if len(workers) != 2:
             return {}

@@ -32,7 +32,7 @@ from autopar.simulate.timeline import Timeline
 
 
 def simulate(plan: Plan, depth: int | None = None) -> Timeline:
-    """What a step of ``plan`` will look like: who computes and sends when, and memory over time.
+    """Simulates a step of ``plan``: tasks and sends over time, and memory.
 
     A plan of one stage that was made here, or saved with its details, also has its operators and collectives by
     resource and memory by kind; `Timeline.save` writes them for Perfetto.
@@ -131,20 +131,6 @@ def from_record(record: Pipeline) -> tuple[Table, Dataflow, Durations]:
     return parse_table(record.table), Dataflow(works, values), durations
 
 
-def pipeline_record(table: Table, dataflow: Dataflow, durations: Durations) -> Pipeline:
-    """The record that a plan carries of its pipeline; `parts_of` reads it back.
-
-    Args:
-        table: what each worker computes.
-        dataflow: what the works read and write.
-        durations: seconds of works and transfers.
-
-    Raises:
-        ScheduleError: the three do not fit each other.
-    """
-    return record_of(table, dataflow, durations, routes_of(build(table, dataflow)))
-
-
 def routes_of(program: Program) -> list[Route]:
     """Values that workers send each other by instruction lists, sorted."""
     sends = ((w.worker, i) for w in program.workers for i in w.instructions if isinstance(i, Send))
@@ -152,7 +138,14 @@ def routes_of(program: Program) -> list[Route]:
 
 
 def record_of(table: Table, dataflow: Dataflow, durations: Durations, routes: Iterable[Route]) -> Pipeline:
-    """`pipeline_record` where the values that workers send each other are known: no instruction list is made."""
+    """The record that a plan carries of its pipeline; `parts_of` reads it back.
+
+    Args:
+        table: tasks of each worker.
+        dataflow: reads and writes of the works.
+        durations: seconds of works and transfers.
+        routes: values that workers send each other, from `routes_of`.
+    """
     works = tuple(
         PipelineWork(
             s.work.kind, s.work.stage, float(durations.of_work(s.work)), s.work.part, s.reads, s.writes,

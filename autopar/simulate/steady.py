@@ -17,7 +17,7 @@ _ROUNDING = 1e-9
 
 
 def steady(table: Table, dataflow: Dataflow, durations: Durations) -> Timeline:
-    """What a call looks like in the steady state; what crosses its end is shown at its beginning.
+    """A call in the steady state; intervals that cross its end are shown at its beginning.
 
     A stage's update, with what it computes before passes, comes behind each backward pass, or of "2bw" behind that of
     the last microbatch, here as an equal share behind each.

@@ -70,7 +70,7 @@ class Timeline:
 
     @cached_property
     def start_s(self) -> float:
-        """When the first event begins."""
+        """Begin of the first event."""
         return shown_range(self.events)[0]
 
     @cached_property
@@ -94,7 +94,7 @@ class Timeline:
         return max((size for _, size in self.memory[worker]), default=0) if worker < len(self.memory) else 0
 
     def computing(self, worker: int) -> tuple[Event, ...]:
-        """What the compute lane of ``worker`` did, in order."""
+        """Events of the compute lane of ``worker``, in order."""
         return self._computing.get(worker, ())
 
     @cached_property

@@ -1,7 +1,7 @@
 """Choice problems (integer programs of one strategy for each node) and what solves them."""
 
 from autopar.solver.base import Capabilities, Solver, SolverError
-from autopar.solver.contest import decode_contest, encode_contest, read_contest, write_contest
+from autopar.solver.contest import decode_contest, read_contest
 from autopar.solver.evaluate import fits, is_feasible, objective, peak_bytes, usage_profile
 from autopar.solver.exhaustive import ExhaustiveSolver
 from autopar.solver.highs import HighsSolver
@@ -26,7 +26,6 @@ __all__ = [
     "Status",
     "Usage",
     "decode_contest",
-    "encode_contest",
     "first_look",
     "fits",
     "is_feasible",
@@ -38,5 +37,4 @@ __all__ = [
     "solve",
     "solver_named",
     "usage_profile",
-    "write_contest",
 ]

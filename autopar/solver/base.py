@@ -16,7 +16,7 @@ class SolverError(AutoparError):
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a solver can do.
+    """Abilities of a solver.
 
     Args:
         exact: with enough time it proves its answer optimal.
@@ -47,7 +47,7 @@ class Solver(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this solver can do."""
+        """Abilities of this solver."""
         ...
 
     def solve(

@@ -1,4 +1,4 @@
-"""What a choice costs and how much memory it holds, straight from the problem's definition."""
+"""Cost and memory of a choice, straight from the problem's definition."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def _block_costs(problem: ChoiceProblem, prefix: tuple[int, ...]) -> Array:
 
 
 def _block_fits(problem: ChoiceProblem, prefix: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Which of the choices that begin with ``prefix`` obey the memory limit."""
+    """Choices that begin with ``prefix`` and obey the memory limit."""
     head = len(prefix)
     rank = len(problem.nodes) - head
     shape = [node.costs.size for node in problem.nodes[head:]]

@@ -23,7 +23,7 @@ WIDE_GAP = 5e-3
 
 @dataclass(frozen=True)
 class Goal:
-    """What a caller wants of an answer.
+    """Demands of a caller on an answer.
 
     Args:
         gap: relative gap between cost and bound at which to stop; 0 wants the proof.
@@ -48,7 +48,7 @@ class Goal:
         return self.cutoff < math.inf and bound + self.offset >= self.cutoff - share * abs(self.cutoff)
 
     def over(self, cost: float, share: float) -> float:
-        """By how much a choice of so much costs more than one that is of use, which saves a share of it, or more."""
+        """Cost of a choice beyond one of use, which saves a share of it, or more."""
         whole = cost + self.offset
         return max(0.0, whole - min(whole, self.cutoff) + share * abs(min(whole, self.cutoff)))
 

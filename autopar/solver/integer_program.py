@@ -53,7 +53,7 @@ class Row:
 
 @dataclass(frozen=True, eq=False)
 class EdgeColumns:
-    """Where an edge's variables are.
+    """Columns of an edge's variables.
 
     Args:
         source, target: the nodes.
@@ -138,7 +138,7 @@ class _ProgramBuilder:
         return numbers
 
     def program(self, binaries: int) -> IntegerProgram:
-        """What was built, scaled."""
+        """The integer program, scaled."""
         costs = np.concatenate(self.costs) if self.costs else np.zeros(0)
         scale = SCALED_COST / costs.max(initial=0.0) if costs.max(initial=0.0) > 0 else 1.0
         upper = np.concatenate(self.upper) if self.upper else np.zeros(0)
@@ -190,7 +190,7 @@ def _start(problem: ChoiceProblem) -> tuple[_ProgramBuilder, int, Workspace]:
 
 
 def _residue(space: Workspace, u: int, v: int) -> Array | None:
-    """What of an edge is left, none negative, once what can be is moved into node costs; None if nothing is."""
+    """The rest of an edge after moving costs into its nodes, none negative; None if nothing is left."""
     rest = space.edges[u][v]
     terms = fold_constants(rest)
     if terms is not None:

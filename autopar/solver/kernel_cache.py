@@ -48,7 +48,7 @@ def package_folder() -> Path:
 
 @dataclass(frozen=True)
 class KernelCache:
-    """What numba asks for compiled code of one function; nothing here raises for the sake of a file.
+    """The cache interface of numba for compiled code of one function; no error of a file is raised.
 
     Args:
         function: its name with its module.

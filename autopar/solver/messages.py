@@ -110,7 +110,7 @@ class Messages:
 
     @property
     def rounding(self) -> float:
-        """What rounding may have added to `bound`."""
+        """Bound of the rounding error in `bound`."""
         return _ROUNDING * self.size
 
     def reprice(self, costs: Sequence[Array]) -> None:
@@ -210,7 +210,7 @@ class Messages:
 
 
 def _joined(parts: Sequence[Array]) -> tuple[NDArray[np.int64], Array]:
-    """Where each part starts in the vector of all, and where the last ends; the vector."""
+    """Start of each part in the vector of all, and the end of the last; the vector."""
     starts = np.concatenate([[0], np.cumsum([part.size for part in parts])]).astype(np.int64)
     return starts, np.concatenate([*parts, np.zeros(0)])
 

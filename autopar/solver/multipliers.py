@@ -30,7 +30,7 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True, eq=False)
 class Prices:
-    """What the search for multipliers found.
+    """Result of the search for multipliers.
 
     Args:
         bound: no choice that fits costs less.

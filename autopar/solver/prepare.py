@@ -63,7 +63,7 @@ def _signatures() -> Iterator[tuple[Any, tuple[Any, ...]]]:
 
 
 def _name(hint: Any) -> str:
-    """What a field is: a number, or an array of numbers."""
+    """Kind of a field: a number, or an array of numbers."""
     if hint in (int, float):
         return str(hint.__name__)
     return "Ints" if "int" in str(hint) else "Array"

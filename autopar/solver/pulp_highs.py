@@ -37,7 +37,7 @@ _THREADS = 2  # fixed: HiGHS has one pool of threads a process and its search de
 
 @dataclass(frozen=True, eq=False)
 class HighsOutcome:
-    """What HiGHS said.
+    """Result of HiGHS.
 
     Args:
         status: "optimal", "infeasible", "limit" (stopped early) or "failed".

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 class Status(enum.Enum):
-    """How far a solver got."""
+    """Outcome of a solver."""
 
     OPTIMAL = "proven optimal"
     FEASIBLE = "feasible; not proven optimal"

@@ -13,20 +13,25 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Protocol
 
 import numpy as np
 
 from autopar.solver.base import Solver
-from autopar.solver.cutting_planes import Planes
 from autopar.solver.elimination import MOST_ENTRIES
 from autopar.solver.evaluate import is_feasible, objective, within
-from autopar.solver.goal import PROOF, Goal
+from autopar.solver.goal import PROOF, WIDE_GAP, Goal
+from autopar.solver.highs import HighsSolver
+from autopar.solver.integer_program import IntegerProgram, Row
 from autopar.solver.messages import Messages
-from autopar.solver.mixtures import mix
 from autopar.solver.multipliers import Prices
-from autopar.solver.presolve import reduce_problem
+from autopar.solver.presolve import Reduction, reduce_problem
 from autopar.solver.problem import Array, ChoiceProblem, Usage
-from autopar.solver.restricted import eliminated
+from autopar.solver.pulp_highs import run_highs
+from autopar.solver.restricted import eliminated, lowest, restricted
+from autopar.solver.solution import Solution, Status
 from autopar.solver.wide import climb
 
 _SWEEPS = 48  # for the min-marginals at the best y
@@ -113,7 +118,7 @@ def price_wide(
     most_entries: int = MOST_ENTRIES,
     goal: Goal = PROOF,
 ) -> Prices:
-    """What `price_memory` gives, for problems too wide for elimination; its bounds are not as sharp.
+    """Prices memory in problems too wide for elimination, as `price_memory` does; its bounds are not as sharp.
 
     Args:
         problem: as `reduce_problem` makes it, with a limit.
@@ -170,3 +175,174 @@ def _messages(search: _WideSearch, y: Array, deadline: float) -> Messages:
             break
         messages.sweep()
     return messages
+
+
+_ROWS_A_PLANE = 6
+
+
+@dataclass(eq=False)
+class Planes:
+    """The planes.
+
+    Args:
+        limit: bytes, more than 0.
+        scale: a typical cost; multipliers are in units of scale / limit inside the program.
+        box: largest multiplier in those units.
+        costs: cost of each choice.
+        used: bytes of each choice, by row.
+        rows: those that have a multiplier, increasing.
+    """
+
+    limit: float
+    scale: float
+    box: float
+    costs: list[float] = field(default_factory=list)
+    used: list[Array] = field(default_factory=list)
+    rows: tuple[int, ...] = ()
+
+    def add(self, cost: float, used: Array) -> None:
+        """A choice's plane; the highest peaks at which it breaks the limit become rows."""
+        self.costs.append(cost)
+        self.used.append(used)
+        over = [t for t in range(used.size) if not within(float(used[t]), self.limit)]
+        peaks = [
+            t for t in over
+            if (t == 0 or used[t] > used[t - 1]) and (t + 1 == used.size or used[t] >= used[t + 1])
+        ]  # fmt: skip
+        peaks.sort(key=lambda t: (-used[t], t))
+        self.rows = tuple(sorted({*self.rows, *peaks[:_ROWS_A_PLANE]}))
+
+    def highest(self, floor: float) -> tuple[float, Array] | None:
+        """The largest value that all planes allow, at least ``floor`` (a known bound), and its y by row.
+
+        Returns None where HiGHS finds none.
+        """
+        rows = []
+        for cost, used in zip(self.costs, self.used, strict=True):
+            slopes = 1.0 - used[list(self.rows)] / self.limit
+            values = np.concatenate([[1.0], slopes])
+            some = np.flatnonzero(values)
+            rows.append(Row(some, values[some], -math.inf, max(0.0, cost - floor) / self.scale))
+        count = len(self.rows)
+        costs, upper = np.zeros(count + 1), np.full(count + 1, self.box)
+        costs[0], upper[0] = -1.0, math.inf
+        first = np.zeros(1, dtype=np.int64)
+        program = IntegerProgram(costs, upper, 0, tuple(rows), first, (), 0.0, 1.0)
+        answer = run_highs(program, time_limit_s=None, start=None, seed=0, gap=0.0)
+        if answer.values is None:
+            return None
+        y = np.zeros(self.used[0].size)
+        y[list(self.rows)] = np.maximum(answer.values[1:], 0.0) * self.scale / self.limit
+        return floor + float(answer.values[0]) * self.scale, y
+
+    def at_the_box(self, y: Array) -> bool:
+        """Whether some multiplier is as large as the box lets it be."""
+        return bool((y * self.limit / self.scale >= self.box * (1 - 1e-6)).any())
+
+
+_MORE = (0, 300, 1200)  # strategies beyond one a node and those that some choice took; the last if no choice fits yet
+_PATIENCE = 60  # nodes of HiGHS's tree for one mixture; no seconds, so that a busy machine gives the same answer
+_LEAST_GAIN = 1e-3  # part of the cost that a mixture must save to be looked for: less is below what predictions err by
+
+
+class Choices(Protocol):
+    """Choices of a problem that are known.
+
+    Attributes:
+        problem: of which they are.
+        choice: the cheapest that fits, or None.
+        cost: its cost; inf where there is none.
+        seen: all of them.
+    """
+
+    problem: ChoiceProblem
+    choice: tuple[int, ...] | None
+    cost: float
+    seen: set[tuple[int, ...]]
+
+    def take(self, choice: tuple[int, ...]) -> float:
+        """Notes a choice; returns its cost."""
+
+
+def mix(
+    known: Choices, excess: Sequence[Array], bound: float, engine: Solver, deadline: float, seed: int, goal: Goal
+) -> None:  # fmt: skip
+    """Notes cheap mixtures of the choices that are known.
+
+    Args:
+        known: those choices.
+        excess: how much more than the bound each strategy costs at least.
+        bound: no choice costs less.
+        engine: obeys memory.
+        deadline: of `time.monotonic`, after which to go with what there is.
+        seed: for the engine.
+        goal: when to stop.
+    """
+
+    def is_enough(least: float) -> bool:
+        reached = goal.reached(known.cost, least) or replace(goal, gap=WIDE_GAP).reached(known.cost, least)
+        return reached or goal.hopeless(least) or (known.choice is not None and goal.saves_little(least, WIDE_GAP))
+
+    mixture: Reduction | None = None
+    for more in _MORE:
+        if is_enough(bound) or time.monotonic() > deadline:
+            return
+        mixture = _mixture(known, excess, more)
+        look = _looked(known, mixture, goal)
+        if look is None:
+            _solve(known, mixture, engine, deadline, seed, goal)
+            if known.choice is not None and more > 0:
+                return
+        elif known.choice is not None and more > 0:
+            # No mixture costs less than the look at it says.
+            if look.status is not Status.OPTIMAL and not is_enough(look.lower_bound + mixture.offset):
+                before = known.cost
+                _solve(known, mixture, engine, deadline, seed, goal)
+                if known.cost < before:  # trees find what HiGHS, which ends early, leaves open
+                    _looked(known, _mixture(known, excess, more), goal)
+            return
+    if known.choice is None and mixture is not None:
+        _solve(known, mixture, engine, deadline, seed, goal)
+
+
+def _mixture(known: Choices, excess: Sequence[Array], more: int) -> Reduction:
+    """The problem of strategies that some choice took, and of the ``more`` others of least ``excess``."""
+    keep = lowest(excess, more)
+    for choice in known.seen:
+        for marks, k in zip(keep, choice, strict=True):
+            marks[k] = True
+    return restricted(known.problem, keep)
+
+
+def _looked(known: Choices, mixture: Reduction, goal: Goal) -> Solution | None:
+    """A look at a mixture, whose choice is noted; None where there are no compiled loops, which are needed for it."""
+    if mixture.problem is None or not mixture.problem.nodes or find_spec("numba") is None:
+        return None
+    begin = None if known.choice is None else mixture.project(known.choice)
+    # It loads numba, which takes longer than most problems.
+    look: Solution = import_module("autopar.solver.look").first_look(
+        mixture.problem, replace(goal, gap=_LEAST_GAIN).less(mixture.offset), start=begin
+    )
+    if look.choice:
+        known.take(mixture.lift(look.choice))
+    return look
+
+
+def _solve(known: Choices, mixture: Reduction, engine: Solver, deadline: float, seed: int, goal: Goal) -> None:
+    """Notes the cheapest choice of a mixture.
+
+    HiGHS ends where what it leaves open is of no use: it saves too little, or costs more than the goal's cutoff.
+    """
+    if mixture.problem is None:
+        return
+    if not mixture.problem.nodes:
+        known.take(mixture.lift(()))
+        return
+    left = None if math.isinf(deadline) else max(0.0, deadline - time.monotonic())
+    if isinstance(engine, HighsSolver):
+        useless = 0.0 if known.choice is None else goal.over(known.cost, _LEAST_GAIN)
+        engine = replace(engine, max_nodes=_PATIENCE, open_cost=useless, restarts=False)
+    begin = None if known.choice is None else mixture.project(known.choice)
+    answer = engine.solve(mixture.problem, time_limit_s=left, start=begin, seed=seed)
+    if answer.choice:
+        known.take(mixture.lift(answer.choice))

@@ -20,7 +20,7 @@ NOISE = 1e-15
 
 @dataclass(frozen=True, eq=False)
 class Removed:
-    """How to choose for a node that presolve took out, once its neighbours' strategies are known.
+    """Choice for a node that presolve took out, once its neighbours' strategies are known.
 
     Args:
         node: the node, as numbered in the original problem.

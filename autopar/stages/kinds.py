@@ -17,7 +17,7 @@ from autopar.stages.parts import StageParts
 
 @dataclass(frozen=True)
 class StageKind:
-    """What a stage computes, without names, and the names that it has there.
+    """Content of a stage without names, and the names that it has there.
 
     Args:
         key: equal for isomorphic stages.
@@ -45,7 +45,7 @@ class KindTable:
         self.by_operator: dict[str, tuple[object, ...]] = {}
 
     def kind(self, parts: StageParts) -> StageKind:
-        """What the stage ``parts`` computes."""
+        """Kind of the stage ``parts``."""
         graph = self.graph
         numbers: dict[str, int] = {}
 
@@ -92,7 +92,7 @@ class KindTable:
         return StageKind(key, values, (*parts.sent, *parts.sent_late, *parts.sent_met), parts.outputs, ids)
 
     def _outside(self, name: str) -> tuple[object, ...]:
-        """What matters of a value that a stage takes."""
+        """Facts about an outer operand of a stage by which stages compare."""
         microbatching = self.microbatching
         return (
             self.graph.types[name],
@@ -139,6 +139,6 @@ class KindTable:
 
 
 def first_of_kind(kinds: Sequence[StageKind]) -> tuple[int, ...]:
-    """For each stage the number of the first that is isomorphic."""
+    """Number of the first stage that is isomorphic to each stage."""
     seen: dict[tuple[object, ...], int] = {}
     return tuple(seen.setdefault(k.key, i) for i, k in enumerate(kinds))

@@ -86,7 +86,7 @@ class StageParts:
 
     @property
     def graph_inputs(self) -> tuple[StageValue, ...]:
-        """What the inputs of the stage's graph are, in order."""
+        """Roles of the inputs of the stage's graph, in order."""
         return (
             *(StageValue("step", n) for n in self.inputs),
             *(StageValue("piece", n) for n in self.microbatch_inputs),
@@ -97,7 +97,7 @@ class StageParts:
 
     @property
     def graph_sends(self) -> tuple[StageValue, ...]:
-        """What the outputs of the stage's graph are that come after those of the step (``outputs``), in order."""
+        """Roles of the outputs of the stage's graph that come after those of the step (``outputs``), in order."""
         return (
             *(StageValue("late", n) for n in self.sent_late),
             *(StageValue("met", n) for n in self.sent_met),
@@ -245,7 +245,7 @@ class _Split:
         return tuple(sorted(names, key=self.order.__getitem__))
 
     def _all_sent(self) -> dict[int, set[str]]:
-        """By stage the values made there first and read in the loop by stages that do not make them."""
+        """Values made first on a stage and read in the loop by stages that do not make them, by stage."""
         wanted: dict[int, set[str]] = {s: set() for s in range(self.map.count)}
         for op in self.graph.operators:
             if op.id not in self.inside:
@@ -267,18 +267,18 @@ class _Split:
         return t, self.parts[maker.id, t] + 1
 
     def _all_sent_late(self) -> dict[int, set[str]]:
-        """By stage the values, made after the loop or joined there, that others read after the loop."""
+        """Values made after the loop, or joined there, that other stages read after the loop, by stage."""
         return {s: names - self.all_met for s, names in self._read_elsewhere(self.late).items()}
 
     def _all_sent_met(self) -> dict[int, set[str]]:
-        """By stage the values, made where examples meet or joined for that, that loops or others there read."""
+        """Values made or joined for a meeting that loops or other stages read, by stage."""
         wanted = self._read_elsewhere(self.between)
         for n in self.met:
             wanted[self._late_source(n)[0]].add(n)
         return wanted
 
     def _read_elsewhere(self, readers: Container[str]) -> dict[int, set[str]]:
-        """By stage the values, made outside of the loop or joined, that operators of these ids read on other stages."""
+        """Values made outside of the loop, or joined, that operators of these ids read on other stages, by stage."""
         wanted: dict[int, set[str]] = {s: set() for s in range(self.map.count)}
         for op in self.graph.operators:
             if op.id not in readers:
@@ -310,5 +310,5 @@ class _Split:
 
 
 def map_str(values: Iterable[object]) -> set[str]:
-    """Those of ``values`` that are names."""
+    """The ``values`` that are names."""
     return {v for v in values if isinstance(v, str)}

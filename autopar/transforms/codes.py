@@ -85,7 +85,7 @@ class MaxWindows:
         return list(itertools.product(*map(range, self.sizes)))
 
     def largest(self, value: Any) -> Code | None:
-        """For each window which element is the first that is the largest, in 1, 2 or 4 bits; None for wide windows."""
+        """Number of the first largest element of each window, in 1, 2 or 4 bits; None for wide windows."""
         bits = next((b for b in (1, 2, 4) if len(self.offsets) <= 2**b), None)
         if bits is None or jnp.size(value) < LEAST_SIZE:
             return None

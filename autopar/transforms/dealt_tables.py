@@ -24,7 +24,7 @@ from autopar.errors import AutoparError
 
 @dataclass(frozen=True)
 class TableDeal:
-    """Which slot each table lies in; made by `deal_tables`, plain data.
+    """Slots of tables; made by `deal_tables`, plain data.
 
     Args:
         names: of the tables, in the order of the columns of indices.
@@ -51,7 +51,7 @@ class TableDeal:
 
     @property
     def places(self) -> dict[str, tuple[int, int]]:
-        """Of each table its slot and the row at which it begins there."""
+        """Slot of each table, and its first row there."""
         filled = [0] * self.devices
         places: dict[str, tuple[int, int]] = {}
         for name, rows, slot in zip(self.names, self.rows, self.slots, strict=True):
@@ -141,7 +141,7 @@ class TableDeal:
             rows, slots = (tuple(int(t[key]) for t in tables) for key in ("rows", "slot"))
             devices, form = int(data["devices"]), data["format"]
         except (ValueError, KeyError, TypeError) as error:
-            raise _error(f"this is no deal of tables: {error!r}") from error
+            raise _error(f"this is not a deal of tables: {error!r}") from error
         if form != 1:
             _refused(f"a deal of format {form}, known is 1")
         return cls(names, rows, slots, devices)

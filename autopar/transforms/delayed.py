@@ -31,7 +31,7 @@ class Correction(Protocol):
 
 
 class Prediction(Protocol):
-    """Which parameters to read, made from older ones; see `autopar.transforms.corrections`."""
+    """Parameters to read, made from older ones; see `autopar.transforms.corrections`."""
 
     #: Versions that it needs besides the one that is read.
     further: int
@@ -68,7 +68,7 @@ class Delayed:
         prediction: Prediction | None = None,
     ) -> None:
         if not isinstance(delay, int) or isinstance(delay, bool) or delay < 0:
-            raise AutoparError(f"delay={delay!r} is no number of steps", remedy="delay=1 is PipeDream-2BW")
+            raise AutoparError(f"delay={delay!r} is not a number of steps", remedy="delay=1 is PipeDream-2BW")
         if correction is not None and update is None:
             raise AutoparError(
                 "a correction changes gradients, and of a plain step they are not known apart from its other values",

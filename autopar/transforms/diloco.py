@@ -182,7 +182,7 @@ class Diloco:
         return new - self.rate * self.momentum * velocity if self.momentum else new, velocity
 
     def _members(self, state: DilocoState, indices: Sequence[int], fragment: int) -> list[int]:
-        """Which of the parameters are in a fragment."""
+        """Whether each parameter is in a fragment."""
         paths = leaf_paths(state.replicas)
         of = self.streaming.fragment_of
         numbers = [n % self.streaming.fragments if of is None else of(paths[i]) for n, i in enumerate(indices)]
@@ -239,7 +239,9 @@ def local_sgd(step: Callable[..., Any], replicas: int, period: int, *, params: P
 def _check(self: Diloco) -> None:
     streaming, period = self.streaming, self.period
     if not isinstance(period, int) or isinstance(period, bool) or period < 1:
-        raise AutoparError(f"period={period!r} is no number of steps", remedy="give a positive number of inner steps")
+        raise AutoparError(
+            f"period={period!r} is not a number of steps", remedy="give a positive number of inner steps"
+        )
     if not 1 <= streaming.fragments <= period and streaming.offsets is None:
         raise AutoparError(
             f"{streaming.fragments} fragments do not fit into a period of {period} steps",

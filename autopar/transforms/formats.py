@@ -45,7 +45,7 @@ class Format(WireFormat):
 
     @property
     def code_dtype(self) -> Any:
-        """Of `Encoded.codes`."""
+        """Dtype of `Encoded.codes`."""
         if self.name == "bf16":
             return jnp.bfloat16
         return _FLOATS.get(self.name, jnp.int8 if self.name == "int8" else jnp.uint8)

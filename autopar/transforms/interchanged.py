@@ -65,7 +65,7 @@ def interchanged(layer: Callable[[Any, Any], tuple[Any, Any]], count: int) -> Ca
 
 
 def _examples(values: Any, count: int) -> int:
-    """How many examples all arrays have."""
+    """Number of examples of all arrays."""
     shapes = [jnp.shape(array) for array in jax.tree.leaves(values)]
     first = {shape[0] if shape else None for shape in shapes}
     (examples,) = first if len(first) == 1 else (None,)

@@ -67,7 +67,7 @@ class LossScaled:
         for name in ("scale", "growth", "backoff", "least"):
             value = getattr(self, name)
             if not value > 0 or math.frexp(value)[0] != 0.5:
-                raise AutoparError(f"{name}={value!r} is no power of two", remedy="powers of two round no gradient")
+                raise AutoparError(f"{name}={value!r} is not a power of two", remedy="powers of two round no gradient")
         if self.growth < 1 or self.backoff > 1 or self.interval < 1:
             raise AutoparError(
                 f"growth={self.growth!r}, backoff={self.backoff!r}, interval={self.interval!r}",

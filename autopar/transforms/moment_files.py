@@ -27,7 +27,7 @@ _FILE = re.compile(r"\d{5,}\.[01]")
 
 @dataclass(frozen=True)
 class ArrayOffset:
-    """Where an array lies in a file: ``offset`` in bytes."""
+    """Place of an array in a file: ``offset`` in bytes."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -53,7 +53,7 @@ class FileLayout:
 
     @property
     def bytes(self) -> int:
-        """Of a file."""
+        """Size of a file."""
         return max([16 + len(self.text), *(p.end for p in self.places)])
 
 
@@ -221,7 +221,7 @@ def _opened(path: Path, flags: int) -> Any:
     if stat.S_ISREG(about.st_mode) and about.st_uid == os.geteuid() and not about.st_mode & 0o077:
         return file
     file.close()
-    raise PermissionError(f"{path} is no file of this user alone")
+    raise PermissionError(f"{path} is not a file of this user alone")
 
 
 def _mapped(path: Path, layout: FileLayout, mode: Literal["r", "r+"]) -> NDArray[Any]:

@@ -117,10 +117,10 @@ def one_bit_adam(
     """
     check_replicas(replicas)
     if not isinstance(warmup_steps, int) or isinstance(warmup_steps, bool) or warmup_steps < 1:
-        raise AutoparError(f"warmup_steps={warmup_steps!r} is no number of steps", remedy="the variance needs some")
+        raise AutoparError(f"warmup_steps={warmup_steps!r} is not a number of steps", remedy="the variance needs some")
 
     if phase not in ("both", "warm-up", "frozen"):
-        raise AutoparError(f"phase={phase!r} is no phase of 1-bit Adam", remedy='"both", "warm-up" or "frozen"')
+        raise AutoparError(f"phase={phase!r} is not a phase of 1-bit Adam", remedy='"both", "warm-up" or "frozen"')
 
     adam = _OneBitAdam(rate, replicas, warmup_steps, (b1, b2), eps, bias_correction, phase, compression or Signs())
     return Transformation(adam.init, adam.update)

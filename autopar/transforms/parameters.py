@@ -1,4 +1,4 @@
-"""Which leaves of a state are the parameters, as the user says it."""
+"""Selects the parameters among the leaves of a state, as the user says."""
 
 from __future__ import annotations
 

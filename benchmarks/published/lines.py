@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cost import Core, CostModel, Matrices
-from autopar.search.intra import Bill, Kernel
+from benchmarks.published.bill import Bill, Kernel
 from benchmarks.published.plans import LAYERS, MICROBATCHES
 
 Array = NDArray[np.float64]

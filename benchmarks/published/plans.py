@@ -18,8 +18,8 @@ from autopar.errors import InfeasiblePlanError
 from autopar.lower.microbatch import microbatched
 from autopar.search import Manual
 from autopar.search.clock import Clock
-from autopar.search.intra import Bill, bill_of
 from autopar.search.intra.extract import value_layouts
+from benchmarks.published.bill import Bill, bill_of
 from benchmarks.published.transformer import TrainingPlan, TransformerSpec
 from benchmarks.published.transformer.plan import Recompute
 from examples import gpt, llama

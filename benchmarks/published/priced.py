@@ -16,7 +16,7 @@ from typing import Literal
 from autopar.cluster import Cluster
 from autopar.cost import CostModel
 from autopar.cost.constants import Constants, Stack
-from autopar.search.intra import BilledMessage
+from benchmarks.published.bill import BilledMessage
 from benchmarks.published.kept import bill
 from benchmarks.published.lines import RECOMPUTED, Lines, Phase, Section, lines, section_of
 from benchmarks.published.plans import LAYERS, MICROBATCHES, RunBill, shape_of, stage_cluster

@@ -113,13 +113,13 @@ def test_a_batch_that_lies_elsewhere_is_moved_once(monkeypatch):
     want = sgd(params(), batch())
     step(state, data)
     moved, real = [], jax.device_put
-    monkeypatch.setattr(jax, "device_put", lambda x, *a, **k: (moved.append(id(x)), real(x, *a, **k))[1])
+    monkeypatch.setattr(jax, "device_put", lambda x, *a, **k: (moved.append(np.shape(x)), real(x, *a, **k))[1])
     for _ in range(3):
         assert_trees_same(step(state, data), want)
-    assert id(data["x"]) not in moved, "it was moved by the first call"
+    assert moved == [], "it was moved by the first call"
     other = {**data, "x": data["x"] + 1}
     assert_trees_same(step(state, other), sgd(params(), {**batch(), "x": batch()["x"] + 1}))
-    assert id(other["x"]) in moved
+    assert moved == [other["x"].shape]
     local = step.compile(state, data).local
     count = len(local.moved)
     del other

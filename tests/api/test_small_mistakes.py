@@ -33,7 +33,7 @@ def plan(**options):
     [(8, "mesh_shape=(8,) for one axis"), ("24", "as mesh_shape=(2, 4)"), ((2, 0), "as mesh_shape")],
 )
 def test_a_mesh_shape_that_is_none(value, remedy):
-    with pytest.raises(AutoparError, match=re.escape(f"mesh_shape={value!r} is no shape of a mesh")) as error:
+    with pytest.raises(AutoparError, match=re.escape(f"mesh_shape={value!r} is not a mesh shape")) as error:
         plan(mesh_shape=value)
     assert remedy in error.value.remedy
 

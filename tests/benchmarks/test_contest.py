@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from autopar.solver import encode_contest, solve, write_contest
+from autopar.solver import solve
 from benchmarks import contest
+from tests.solver.contest_files import encode_contest, write_contest
 from tests.solver.problems import grid, with_usages
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from autopar.solver import ChoiceProblem, Node, Usage, is_feasible, write_contest
+from autopar.solver import ChoiceProblem, Node, Usage, is_feasible
 from tests.cli.conftest import Run
+from tests.solver.contest_files import write_contest
 from tests.solver.problems import grid, with_usages
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autopar.cost.factorizations import factorization_flops
+from autopar.cost.compute import factorization_flops
 from autopar.ir import Operator, TensorType, Value
 
 

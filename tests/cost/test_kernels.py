@@ -8,8 +8,9 @@ import pytest
 from autopar import Cluster
 from autopar.cost import CostModel, Matrices, kernel_rates
 from autopar.cost.constants import load_constants
-from autopar.search.intra import bill_of, build, extract
+from autopar.search.intra import build, extract
 from autopar.solver import solve
+from benchmarks.published.bill import bill_of
 from tests.search.problems import f32, problem_of, toy
 
 A100 = Cluster.load("dgx-a100")

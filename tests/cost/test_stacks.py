@@ -11,9 +11,10 @@ from autopar import Cluster
 from autopar.cost import CostModel, Matrices
 from autopar.cost.constants import load_constants
 from autopar.search.clock import Clock
-from autopar.search.intra import bill_of, build
+from autopar.search.intra import build
 from autopar.search.restrict import restricted_plan, solve_restricted
 from autopar.solver import solve
+from benchmarks.published.bill import bill_of
 from tests.ir.test_attention import attend
 from tests.search.problems import f32, problem_of
 

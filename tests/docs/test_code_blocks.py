@@ -21,8 +21,9 @@ from autopar.search import registry as search_registry
 from autopar.sharding.registry import registered_rules, unregister_rule
 from tests.docs.pages import PAGES, ROOT, Block, blocks, name
 
-#: Marks of blocks: run on Ray, among the slow tests; not run, for it needs a running cluster at an address.
-ON_RAY, ADDRESS = "ray", "address"
+#: Marks of blocks: run on Ray, among the slow tests; not run, for it needs a running cluster at an address; run where
+#: equinox is installed.
+ON_RAY, ADDRESS, EQUINOX = "ray", "address", "equinox"
 #: The exercises are run by `tests/docs/test_exercises.py`, each as a test.
 PYTHON = {name(p): [b for b in blocks(p) if b.language == "python"] for p in PAGES if p.name != "exercises.md"}
 #: Where the names are made that blocks of a page take for granted, and what such a page says.
@@ -124,5 +125,12 @@ def test_blocks_run_with_an_installed_wheel(page: str, site: Path, tmp_path: Pat
     run(page, [b for b in PYTHON[page] if not b.mark], tmp_path, site)
 
 
+@pytest.mark.parametrize("page", [page for page, found in PYTHON.items() if any(b.mark == EQUINOX for b in found)])
+def test_blocks_run_with_equinox(page: str) -> None:
+    pytest.importorskip("equinox")
+    program = text_of([b for b in PYTHON[page] if b.mark == EQUINOX])
+    exec(compile(program, page, "exec", dont_inherit=True), {"__name__": page})
+
+
 def test_marks_are_known() -> None:
-    assert {b.mark for found in PYTHON.values() for b in found} <= {"", ON_RAY, ADDRESS}
+    assert {b.mark for found in PYTHON.values() for b in found} <= {"", ON_RAY, ADDRESS, EQUINOX}

@@ -59,8 +59,9 @@ def test_a_notebook_runs_on_a_machine_with_one_device(tmp_path) -> None:
     cells = module.notebook((ROOT / "docs/tutorial/hosts.md").read_text(encoding="utf-8"))["cells"]
     setup = (
         "import jax.numpy as jnp\n"
-        "def train_step(w, x):\n    return w - 0.1 * jax.grad(lambda w: jnp.mean((x @ w) ** 2))(w), {}\n"
-        "state, batch = jnp.ones((8, 4)), jnp.ones((16, 8))\nimport autopar\n"
+        "def train_step(w, x):\n    return w - 0.1 * jax.grad(lambda w: jnp.mean((x['x'] @ w) ** 2))(w), {}\n"
+        "def train_step_args():\n    return jnp.ones((8, 4)), {'x': jnp.ones((16, 8))}\n"
+        "state, batch = train_step_args()\nbatches = [batch]\nimport autopar\n"
     )
     first, *code = [cell["source"] for cell in cells if cell["cell_type"] == "code"]
     program = "\n".join([first, setup, *code, "assert len(jax.devices()) == 8"])

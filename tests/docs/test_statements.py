@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import importlib.util
 import re
 import tomllib
 
 import click
 import pytest
 
+import autopar
 from autopar.cli import main
 from autopar.runtime.hosts import agree, watch
 from benchmarks.__main__ import BENCHMARKS
@@ -141,3 +144,16 @@ def test_defaults_of_variables_are_those_of_the_code() -> None:
     }
     known = {(agree.WAIT_VARIABLE, agree._WAIT_S), (watch.HEARTBEAT_VARIABLE, watch._HEARTBEAT_S)}
     assert written == known
+
+
+def test_the_reference_has_every_public_name() -> None:
+    """An entry for each name of ``autopar.__all__``; errors are on the page of their module."""
+    entries = re.findall(r"^::: ([\w.]+)$", (ROOT / "docs" / "reference.md").read_text(encoding="utf-8"), flags=re.M)
+    for entry in entries:
+        module, _, attribute = entry.rpartition(".")
+        assert importlib.util.find_spec(module) and (
+            hasattr(importlib.import_module(module), attribute) or importlib.util.find_spec(entry)
+        ), entry
+    errors = {e for e in autopar.__all__ if e.endswith("Error")}
+    assert errors <= set(vars(autopar.errors))
+    assert set(autopar.__all__) - errors <= {entry.rpartition(".")[2] for entry in entries}

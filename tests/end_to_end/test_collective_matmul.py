@@ -108,7 +108,7 @@ def test_devices_that_do_not_compute_beside_messages_keep_collectives() -> None:
 
 
 def test_a_word_that_is_no_way_is_refused() -> None:
-    with pytest.raises(AutoparError, match="collective_matmul='ring' is no way"):
+    with pytest.raises(AutoparError, match="collective_matmul='ring' is not a way"):
         autopar.parallelize(perceptron, collective_matmul="ring")
 
 

@@ -69,7 +69,7 @@ def test_llama_and_saved_plans(tmp_path):
 @pytest.mark.slow
 def test_what_is_asked_for_is_checked():
     step, args = gpt.build(abstract=True, **SMALL)
-    with pytest.raises(AutoparError, match="token_slices='some' are no slices"):
+    with pytest.raises(AutoparError, match="token_slices='some' is not a division"):
         autopar.parallelize(step, token_slices="some")
     with pytest.raises(SliceError, match="pass through a pipeline"):
         autopar.parallelize(step, token_slices=2, num_stages=1)

@@ -242,9 +242,9 @@ def test_a_format_that_is_not_narrower_is_none():
 @pytest.mark.parametrize(
     ("wire", "says"),
     [
-        ({"activations": "int8"}, "'activations', which is no role"),
-        ({"weights": "int3"}, "'int3' is no format that is sent"),
-        ({"gradients": "sign"}, "'sign' is no format that is sent"),
+        ({"activations": "int8"}, "'activations', which is not a role"),
+        ({"weights": "int3"}, "'int3' is not a wire format"),
+        ({"gradients": "sign"}, "'sign' is not a wire format"),
         ("int8", "wire='int8' is no mapping"),
     ],
 )

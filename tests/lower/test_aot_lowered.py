@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 import autopar
 from autopar.api.options import ParallelOptions
 from autopar.api.pure import PureFunction
-from autopar.lower.aot.lowered import counted_collectives, lowered_collectives
+from autopar.lower.aot.lowered import counted_collectives
 from autopar.lower.program import abstract_mesh, lower_on
 from benchmarks.clusters import bytes_cluster
 from examples import gpt, llama, mlp, moe, wide_resnet
@@ -24,7 +24,7 @@ def both(step, args, mesh=(2, 4)):
     traced, plan = pure.plan(pure.resolve(args, {})[0])
     axes = plan.stages[0].mesh_axes
     program = lower_on(traced, plan, abstract_mesh(plan), "cpu")
-    lowered = lowered_collectives(program.function, program.shapes(traced), axes)
+    lowered, _ = counted_collectives(program.function, program.shapes(traced), axes)
     said: Counter[tuple[str, str, int]] = Counter()
     for r in plan.communication:
         said[r.kind, "+".join(a for a, _ in axes if a in r.axis.split("+")), r.bytes] += r.count

@@ -15,7 +15,7 @@ from autopar.api.options import ParallelOptions
 from autopar.api.pure import PureFunction
 from autopar.cost import wire_bytes
 from autopar.lower.aot import compare_stages, parse_target
-from autopar.lower.aot.lowered import lowered_collectives
+from autopar.lower.aot.lowered import counted_collectives
 from autopar.lower.aot.messages import CompiledCollective, CompiledMemory, CompiledSummary
 from autopar.lower.aot.stages import gathered
 from autopar.lower.pipeline.build import LoweredPipeline, lower_pipeline
@@ -61,7 +61,7 @@ def as_given(lowered: LoweredPipeline, temporaries: int = 0) -> dict[Work, Compi
     found = {}
     for p in lowered.programs:
         axes = lowered.mesh_axes(p.work.stage)
-        counts = lowered_collectives(*prepared(p, axes), axes)
+        counts, _ = counted_collectives(*prepared(p, axes), axes)
         collectives = tuple(
             CompiledCollective(kind, axis, size, n * wire_bytes(kind, size, 2), n, int(n), True, ("f32",), ())
             for (kind, axis, size), n in counts.items()

@@ -9,9 +9,9 @@ import pytest
 
 from autopar import SliceError
 from autopar.ir.verify import verify
-from autopar.lower.slices import sliced_step
 from examples import gpt, llama
 from tests.microbatch.running import numbers, run, step_of, traced
+from tests.microbatch.sliced_step import sliced_step
 from tests.microbatch.test_tokens import MASKS, TOKENS, WIDTH, attention
 
 

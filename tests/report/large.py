@@ -6,8 +6,8 @@ import msgspec
 
 from autopar.cluster import Cluster
 from autopar.plan import Communication, Considered, InputRecord, Memory, Plan, SearchContent, Stage
-from autopar.schedule import chain, get
-from autopar.simulate import equal_stages, pipeline_record, simulate
+from autopar.schedule import build, chain, get
+from autopar.simulate import equal_stages, record_of, routes_of, simulate
 from tests.report.plans import make_plan
 
 LEAVES = {
@@ -23,9 +23,8 @@ def large_plan(stages: int = 64, layers: int = 96, microbatches: int = 128, per:
     cluster = Cluster.load("dgx-a100", nodes=stages * per // 8)
     table = get("1f1b").table(stages, microbatches)
     flow = chain(table, boundary_bytes=10**8)
-    record = pipeline_record(
-        table, flow, equal_stages(table, flow, {"forward": 1e-3, "backward": 2e-3, "update": 5e-3})
-    )
+    durations = equal_stages(table, flow, {"forward": 1e-3, "backward": 2e-3, "update": 5e-3})
+    record = record_of(table, flow, durations, routes_of(build(table, flow)))
     inputs = tuple(
         InputRecord(f"{root}[{k}]['{name}']", type, role, layout, k * stages // layers)
         for root, role in (("state['params']", "parameter"), ("state['mu']", "optimizer"))

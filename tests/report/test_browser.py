@@ -79,11 +79,11 @@ class Seen:
     value: dict[str, object]
 
 
-def look(source: str, folder: Path, script: str = "document.documentElement.scrollWidth") -> Seen:
+def look(source: str, folder: Path, script: str = "document.documentElement.scrollWidth", width: int = WIDTH) -> Seen:
     """A page in the engine, in a process of its own."""
     page = folder / "page.html"
     page.write_text(source, encoding="utf-8")
-    command = [sys.executable, str(ROOT / "tests/report/browser.py"), str(page), str(folder / "page.png"), str(WIDTH)]
+    command = [sys.executable, str(ROOT / "tests/report/browser.py"), str(page), str(folder / "page.png"), str(width)]
     done = subprocess.run(
         command, input=script, env={**os.environ, **FLAGS}, capture_output=True, text=True, timeout=200
     )
@@ -155,6 +155,45 @@ def test_one_stage(tmp_path: Path) -> None:
     assert seen.loaded and seen.console == [] and len(seen.requests) == 1
     assert seen.value <= WIDTH
     assert seen.colors.get("#2f6fb3", 0) > 0
+
+
+# Figures on two lines, tables that scroll, and the figures of a column in order of two clicks on its name.
+FIT_AND_SORT = """
+(() => {
+  const rows = [...document.querySelectorAll("details.table td.n")];
+  const boxes = [...document.querySelectorAll("details.table .scroll")];
+  const texts = (table, place) => [...table.tBodies[0].rows].map(row => row.cells[place].textContent.trim());
+  const [table, place] = [...document.querySelectorAll("details.table table")]
+    .flatMap(t => [...t.querySelectorAll("tbody tr:first-child td.n")].map(c => [t, c.cellIndex]))
+    .filter(([t]) => t.querySelector("button.sort"))
+    .sort((a, b) => new Set(texts(...b)).size - new Set(texts(...a)).size)[0];
+  const button = table.querySelectorAll("th")[place].querySelector("button");
+  const clicked = () => { button.click(); return texts(table, place); };
+  return {
+    scroll: document.documentElement.scrollWidth,
+    broken: rows.filter(c => c.checkVisibility() && c.getBoundingClientRect().height > 32).length,
+    scrolled: boxes.filter(s => s.scrollWidth > s.clientWidth + 1).length,
+    figures: rows.length, orders: [clicked(), clicked()],
+  };
+})()
+"""
+
+
+@needs_engine
+@pytest.mark.parametrize("width", [768, 1280])
+def test_tables_fit_and_are_sorted_by_clicks(width: int, tmp_path: Path) -> None:
+    seen = look(plan_page(large_plan(4, 8, microbatches=8)), tmp_path, FIT_AND_SORT, width)
+    assert seen.loaded and seen.console == []
+    assert seen.value["scroll"] <= width and seen.value["scrolled"] == seen.value["broken"] == 0
+    assert seen.value["figures"] > 20
+    rising, falling = ([number(text) for text in order] for order in seen.value["orders"])
+    assert len(set(rising)) > 1 and rising == sorted(rising) and falling == sorted(rising, reverse=True)
+
+
+def number(text: str) -> float:
+    """A figure of a page."""
+    value, _, unit = text.replace(",", "").partition(" ")
+    return float(value.rstrip("%")) * {"us": 1e-6, "ms": 1e-3, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}.get(unit, 1)
 
 
 @needs_engine

@@ -12,11 +12,9 @@ import pytest
 
 from autopar.plan import Plan
 from autopar.plan.details import Details, OperatorDetail
-from autopar.report.bars import memory_bars, time_bars
-from autopar.report.page import MAX_ROWS, plan_page
-from autopar.report.source_lines import text_of
-from autopar.schedule import chain, get
-from autopar.simulate import equal_stages, pipeline_record
+from autopar.report.page import MAX_ROWS, memory_bars, plan_page, text_of, time_bars
+from autopar.schedule import build, chain, get
+from autopar.simulate import equal_stages, record_of, routes_of
 from tests.report.plans import make_plan
 
 VOID = {"meta", "link", "img", "br", "wbr", "hr", "input"}
@@ -137,7 +135,8 @@ def test_a_pipeline_is_drawn() -> None:
     table = get("1f1b").table(2, 3)
     dataflow = chain(table)
     durations = equal_stages(table, dataflow, {"forward": 1e-3, "backward": 2e-3})
-    content = msgspec.structs.replace(make_plan().content, pipeline=pipeline_record(table, dataflow, durations))
+    record = record_of(table, dataflow, durations, routes_of(build(table, dataflow)))
+    content = msgspec.structs.replace(make_plan().content, pipeline=record)
     page = Page(plan_page(Plan(content)))
     assert "Timeline" in page.words
     assert "forward 0, microbatch 2: 2 ms to 3 ms" not in page.words  # it waits for the first backward
@@ -150,7 +149,7 @@ def test_choices_link_to_their_lines_and_show_shapes(tmp_path: Path) -> None:
     chosen = sorted(plan.content.choices, key=lambda k: (-k.cost, k.name))
     line = text_of.__code__.co_firstlineno
     operators = tuple(
-        OperatorDetail(k.name, f"einsum.py:9:2 (einsum), from source_lines.py:{line} (text_of)", f"ab,bc->ac  {n}")
+        OperatorDetail(k.name, f"einsum.py:9:2 (einsum), from page.py:{line} (text_of)", f"ab,bc->ac  {n}")
         for n, k in enumerate(chosen)
     )
     page = Page(plan_page(replace(plan, details=Details(operators))))

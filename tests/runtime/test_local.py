@@ -76,3 +76,39 @@ def test_closed_over_arrays_are_placed_once():
     (constant,) = compiled.local.constants
     assert constant.sharding.is_equivalent_to(compiled.local.program.input_shardings[1], 2)
     np.testing.assert_allclose(f(jnp.ones((8, 8))), jnp.ones((8, 8)) @ table)
+
+
+def rows(state, x):
+    return [(s + x.mean()).astype(s.dtype) for s in state], x @ state[0][:4]
+
+
+@pytest.mark.parametrize("donated", [(), (0,)])
+def test_moving_an_array_of_one_device_compiles_nothing(donated, caplog):
+    """jax compiles a program for each shape that it slices, and one for each copy: seconds of a first call."""
+    state = [jnp.arange(8.0 * n).reshape(8, n) for n in (3, 5, 7, 9)] + [jnp.ones((8, 2), jnp.bfloat16)]
+    kept = [np.asarray(s) for s in state]
+    split = PartitionSpec("x")
+    f = autopar.parallelize(
+        rows, cluster=toy(), donate_argnums=donated, constraints={"state/**": split}, mesh_axes={"x": 8}
+    )
+    local = f.compile(state, np.ones((8, 4), np.float32)).local
+    assert all(not s.is_fully_replicated for s in local.program.input_shardings[:5])
+    with jax.log_compiles(), caplog.at_level("DEBUG"):
+        placed = local.place_all([*state, np.ones((8, 4), np.float32)])
+    assert [r.message for r in caplog.records if "ompil" in r.message] == []
+    assert [p.sharding for p in placed] == list(local.program.input_shardings[:6])
+    assert all((np.asarray(p) == k).all() and p.dtype == k.dtype for p, k in zip(placed, kept, strict=False))
+    local.run(placed, [*state, placed[5]])
+    assert all(s.is_deleted() == bool(donated) for s in state)
+    if not donated:
+        assert all((np.asarray(s) == k).all() for s, k in zip(state, kept, strict=True))
+
+
+def test_an_array_that_was_moved_can_be_donated_elsewhere(compiled):
+    """Neither a view of it is kept, nor is its buffer read later."""
+    x = jnp.full((8, 8), 2.0)
+    placed = compiled.local.place_all([x, *leaves()[1:]])[0]
+    at = x.unsafe_buffer_pointer()
+    y = jax.jit(lambda a: a + 1, donate_argnums=0)(x)
+    assert y.unsafe_buffer_pointer() == at and x.is_deleted()
+    assert (np.asarray(placed) == 2).all()

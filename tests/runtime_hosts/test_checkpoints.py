@@ -65,7 +65,7 @@ def test_what_cannot_be_restored_is_a_typed_error(tmp_path: Path) -> None:
         step.restore(path, like={"b": jnp.ones(3), "key": jnp.ones(2)})
     with pytest.raises(autopar.CheckpointError, match="a/0 has shape"):
         step.restore(path, like={**state_of(), "a": (jnp.ones(3), jnp.ones(3))})
-    with pytest.raises(autopar.CheckpointError, match="a is no array"):
+    with pytest.raises(autopar.CheckpointError, match="a is not an array"):
         step.save(path, {"a": "text"})
 
 

@@ -7,7 +7,7 @@ import importlib
 import os
 import signal
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,9 +29,10 @@ from autopar.lower.step import step_of
 from autopar.microbatch import analyze
 from autopar.runtime.ray import Deployment, Driver, Pipelined, RemoteArray, RemotePipeline, RunOptions
 from autopar.runtime.ray.cluster import RayCluster, Slot
-from autopar.runtime.ray.messages import Handshake
+from autopar.runtime.ray.host import WorkerHost
+from autopar.runtime.ray.messages import Handshake, encode
 from autopar.runtime.ray.source import pipelined
-from autopar.runtime.ray.worker_group import Answer, ThreadWorkerGroup, WorkerGroup
+from autopar.runtime.ray.worker_group import Answer, WorkerGroup
 from autopar.search import Job, Problem
 from autopar.search.alpa import alpa
 from autopar.stages import assign, cluster, stage_parts
@@ -181,6 +182,39 @@ def furthest_after_a_loss(cluster: Any, step: Any, compiled: Any, fn: Any, state
 
 class _LostProcessError(Exception):
     pass
+
+
+class ThreadWorkerGroup(WorkerGroup):
+    """Workers as threads of this process, each on its own part of the process's devices.
+
+    Args:
+        handshakes: one for each worker.
+    """
+
+    def __init__(self, handshakes: Sequence[Handshake]) -> None:
+        self._hosts = [WorkerHost(encode(h)) for h in handshakes]
+        self._threads = [ThreadPoolExecutor(4, f"worker-{h.process}") for h in handshakes]
+
+    def call(self, process: int, method: str, *args: Any) -> Future[Any]:
+        """See `WorkerGroup.call`."""
+        return self._threads[process].submit(self._hosts[process].call, method, *args)
+
+    def wait(self, tickets: Sequence[Any], timeout_s: float) -> dict[int, Answer]:
+        """See `WorkerGroup.wait`."""
+        done, _ = wait(tickets, timeout_s)
+        return {i: _answer(t) for i, t in enumerate(tickets) if t in done}
+
+    def kill(self) -> None:
+        """Closes the connections, which ends what waits for them."""
+        for host in self._hosts:
+            host.close()
+        for thread in self._threads:
+            thread.shutdown(wait=True)
+
+
+def _answer(future: Future[Any]) -> Answer:
+    error = future.exception()
+    return Answer(future.result()) if error is None else Answer(error=f"{type(error).__name__}: {error}")
 
 
 class FragileWorkerGroup(ThreadWorkerGroup):

@@ -365,7 +365,7 @@ def test_a_value_made_too_late_is_refused():
 def test_lists_for_other_workers():
     p = program()
     refused(msgspec.structs.replace(p, workers=p.workers[:1]), "the table has 2 workers")
-    with pytest.raises(ScheduleError, match="no program of instructions"):
+    with pytest.raises(ScheduleError, match="not a program of instructions"):
         Program.from_json("{}")
 
 

@@ -13,7 +13,7 @@ from autopar.cli import main
 from autopar.errors import PlanMismatchError
 from autopar.plan import Plan
 from autopar.schedule import build, chain, get
-from autopar.simulate import Durations, equal_stages, parts_of, pipeline_record, run
+from autopar.simulate import Durations, equal_stages, parts_of, record_of, routes_of, run
 from tests.plan.plans import small_plan
 
 
@@ -22,7 +22,7 @@ def with_pipeline(name="1f1b", workers=2, microbatches=4):
     table = schedule.table(workers * schedule.chunks, microbatches)
     dataflow = chain(table, activation_bytes=100, boundary_bytes=10, parameter_bytes=1000, global_norm=True)
     durations = equal_stages(table, dataflow, {"forward": 1.0, "backward": 2.0, "weight": 1.0}, 0.25)
-    record = pipeline_record(table, dataflow, durations)
+    record = record_of(table, dataflow, durations, routes_of(build(table, dataflow)))
     content = small_plan().content
     stages = tuple(content.stages[s % len(content.stages)] for s in range(table.num_stages))
     plan = Plan(msgspec.structs.replace(content, stages=stages, pipeline=record))

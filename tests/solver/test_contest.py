@@ -20,12 +20,11 @@ from autopar.solver import (
     Status,
     Usage,
     decode_contest,
-    encode_contest,
     objective,
     read_contest,
     solve,
-    write_contest,
 )
+from tests.solver.contest_files import encode_contest, write_contest
 from tests.solver.problems import plain_cost, plain_peak, random_problem
 
 SMALL = {

@@ -10,8 +10,8 @@ import pytest
 
 from autopar.solver import ChoiceProblem, HighsSolver, is_feasible, objective
 from autopar.solver.goal import PROOF, WIDE_GAP, Goal
-from autopar.solver.mixtures import mix
 from autopar.solver.problem import Array
+from autopar.solver.wide_memory import mix
 from tests.solver.problems import grid, with_usages
 from tests.solver.test_wide import CountingSolver
 

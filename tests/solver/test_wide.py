@@ -24,9 +24,9 @@ from autopar.solver import (
     reduce_problem,
     solve,
 )
-from autopar.solver.bounded import solve_bounded
 from autopar.solver.elimination import plan_elimination
 from autopar.solver.messages import Messages
+from autopar.solver.solve import solve_bounded
 from autopar.solver.wide import climb
 from autopar.solver.wide_memory import price_wide
 from tests.solver.problems import choices, dense_problem, grid, plain_cost, with_limit, with_usages

@@ -204,7 +204,7 @@ def test_files_are_their_owners_alone(tmp_path, monkeypatch):
     assert sorted(p.name for p in folder.iterdir()) == [f"{i:05d}.{v}" for i in range(3) for v in (0, 1)]
     assert {p.stat().st_mode & 0o777 for p in folder.iterdir()} == {0o600}
     (folder / "00001.0").chmod(0o644)
-    with pytest.raises(CheckpointError, match=r"00001\.0 is no file of this user alone"):
+    with pytest.raises(CheckpointError, match=r"00001\.0 is not a file of this user alone"):
         tx.update(params(), OnDiskState(jnp.int32(0)), params())
     folder.chmod(0o755)
     with pytest.raises(AutoparError, match="others can enter it"):

@@ -69,7 +69,7 @@ def _regions(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
 
 
 def _kept(eqn: JaxprEqn) -> list[Axes]:
-    """For each result of a region the axes along which its copies may differ though its spec does not name them."""
+    """Axes along which copies of each result of a region may differ though its spec does not name them."""
     mesh = mesh_of(eqn)
     if eqn.params.get("check_vma", True):
         return [()] * len(eqn.outvars)

@@ -1,4 +1,4 @@
-"""What each collective of ``jax.lax`` computes, said on the pieces of all devices at once.
+"""Collectives of ``jax.lax`` as computations on the pieces of all devices at once.
 
 The pieces of a value lie in one array with a leading dim for each mesh axis that the collective goes over.
 """

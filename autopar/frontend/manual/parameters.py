@@ -1,4 +1,4 @@
-"""Which `ManualCollective` an equation of jax is."""
+"""Maps an equation of jax to its `ManualCollective`."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class ModuleInterpreter:
         return self.block(self.module.block, arrays, {})
 
     def block(self, block: Any, arrays: Sequence[Any], outside: Mapping[Any, Any]) -> list[Any]:
-        """What a block returns.
+        """Results of a block.
 
         Args:
             block: the block.

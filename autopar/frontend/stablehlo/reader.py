@@ -40,7 +40,7 @@ class Operation:
 
     @property
     def place(self) -> str:
-        """Where it is: the line that the frontend or the parser says, else its number."""
+        """Place of the operation: the line that the frontend or the parser gives, else its number."""
         return location_text(self.op.location) or f"operation {self.number}"
 
     def has(self, name: str) -> bool:
@@ -116,7 +116,7 @@ def word_of(attribute: Any) -> str:
 
 
 def location_text(location: Any) -> str:
-    """Where an operation is from: ``file.py:12 (function)`` of the innermost line that is in no installed package.
+    """Origin of an operation: ``file.py:12 (function)`` of the innermost line that is in no installed package.
 
     The line of the module's own text where the frontend said none, or the name that it gave; "" without either.
     """

@@ -141,7 +141,7 @@ class Uses:
         return scalar is not None and op.operands[1 - scalar] in inside and types[1 - scalar] == type
 
     def _scalar_side(self, op: Operator) -> int | None:
-        """Which operand of a product or quotient is the scalar; None if none is."""
+        """Number of the operand of a product or quotient that is the scalar; None if none is."""
         sides = (1,) if op.primitive == "div" else (0, 1)
         types = self.graph.operand_types(op)
         return next((n for n in sides if types[n].rank == 0 and types[1 - n].rank), None)

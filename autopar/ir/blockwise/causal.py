@@ -53,7 +53,7 @@ def is_causal(region: Graph, rows: int, keys: int) -> bool:
 
 
 def _run(region: Graph, rows: int, keys: int, distance: tuple[float, float]) -> _Known:
-    """What the region returns where a row's position less the key's is within ``distance``."""
+    """Result of the region where a row's position less the key's is within ``distance``."""
     env: dict[str, _Known] = {}
     scores = region.inputs[0].name
     for i in region.inputs:
@@ -73,7 +73,7 @@ def _run(region: Graph, rows: int, keys: int, distance: tuple[float, float]) -> 
 
 
 def _made(op: Operator, given: list[_Known], loops: tuple[int, int], distance: tuple[float, float]) -> _Known:
-    """What an operator makes of what is known."""
+    """Facts about an operator's result, from those about its operands."""
     name = op.primitive
     if name == "iota":
         return _iota(op, loops)
@@ -107,7 +107,7 @@ def _iota(op: Operator, loops: tuple[int, int]) -> _Known:
 
 
 def _as_score(known: _Known) -> str:
-    """What a value is as a score."""
+    """A value read as a score."""
     if isinstance(known, _Position):
         number = known.number
         if number is None:

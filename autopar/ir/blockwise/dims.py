@@ -1,4 +1,4 @@
-"""Which dim of a value is which loop of attention: labels, carried through operators that keep or move dims."""
+"""Loops of attention as labels of dims, carried through operators that keep or move dims."""
 
 from __future__ import annotations
 

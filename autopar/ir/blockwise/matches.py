@@ -17,7 +17,7 @@ Kind: TypeAlias = OneOf["scores", "largest", "shifted", "terms", "slope", "other
 
 @dataclass(frozen=True)
 class CoreValue:
-    """What a value of a core is.
+    """Role of a value in the core of attention.
 
     Args:
         kind: see `Kind`.

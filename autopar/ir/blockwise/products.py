@@ -29,7 +29,7 @@ def dot_dims(op: Operator) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], tup
 
 
 class CoreProducts:
-    """What is known of the core that a product may make the scores of.
+    """Facts about a core of attention of which a product may make the scores.
 
     Args:
         graph: that the product is in.

@@ -91,7 +91,7 @@ class _Recognition(CoreProducts):
         return self.finished()
 
     def _made(self, op: Operator) -> CoreValue | None:
-        """What an operator makes of known values; None of a product that leaves the core."""
+        """Role of an operator's result, from the roles of its operands; None for a product that leaves the core."""
         if op.effects or op.regions or len(op.results) != 1:
             raise UnmatchedError
         if op.primitive == "dot_general":
@@ -189,7 +189,7 @@ class _Recognition(CoreProducts):
         return labels
 
     def _cancelled(self, op: Operator, given: Sequence[CoreValue | None], labels: Labels) -> CoreValue:
-        """What is made of something of no known kind: zero if it is multiplied by zero, else of no known kind."""
+        """A result with an operand of no known kind: zero if it is multiplied by zero, else of no known kind."""
         zeros = [k is not None and k.kind == "terms" and not k.terms.of for k in given]
         if (op.primitive == "mul" and any(zeros)) or (op.primitive == "div" and zeros[0]):
             return CoreValue("terms", labels)
@@ -198,7 +198,7 @@ class _Recognition(CoreProducts):
         return CoreValue("other", labels)
 
     def _of_largest(self, op: Operator, given: Sequence[CoreValue | None], labels: Labels) -> CoreValue:
-        """Of the largest of each row: itself, or the scores less it."""
+        """Role of the largest score of each row: itself, or the scores less it."""
         if op.primitive == "max":  # with what is no larger than any score
             (other,) = (o for o, k in zip(op.operands, given, strict=True) if k is None or k.kind != "largest")
             if isinstance(other, Literal) and other.text == "-inf":
@@ -245,7 +245,7 @@ class _Recognition(CoreProducts):
         return GRADIENTS if self.is_gradient(operand, labels) else None
 
     def _slope(self, op: Operator, given: Sequence[CoreValue | None], labels: Labels) -> CoreValue:
-        """What is computed of the gradient of the softmax's operand element by element."""
+        """Result of an elementwise function of the gradient of the softmax's operand."""
         for operand, known in zip(op.operands, given, strict=True):
             if known is None or known.kind in ("scores", "slope"):
                 continue

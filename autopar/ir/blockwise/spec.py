@@ -46,7 +46,7 @@ class AttentionSpec:
 
     @property
     def attrs(self) -> tuple[tuple[str, Attr], ...]:
-        """As attributes of an operator."""
+        """The spec as attributes of an operator."""
         return (
             ("causal", self.causal),
             ("gradients", self.gradients),
@@ -61,7 +61,7 @@ class AttentionSpec:
 
     @staticmethod
     def of(op: Operator) -> AttentionSpec:
-        """Of an operator ``attention`` or ``attention_backward``."""
+        """Spec of an operator ``attention`` or ``attention_backward``."""
         rows = op.integer("rows")
         scores, softmax, slope = _read((op.attr("scores"), op.attr("softmax"), op.attr("slope")))
         return AttentionSpec(
@@ -121,7 +121,7 @@ def labels_attr(labels: Labels) -> tuple[str, Attr]:
 
 
 def labels_of(op: Operator) -> Labels:
-    """What `labels_attr` says."""
+    """The labels in `labels_attr`."""
     return _read((op.attr("labels"),))[0]
 
 

@@ -84,11 +84,6 @@ class Terms:
             total[powers] = total.get(powers, Fraction(0)) + c
         return Terms.make(total)
 
-    @property
-    def of_rows(self) -> bool:
-        """Whether it is the same for all keys."""
-        return all(p[0] == 0 and p[2] == 0 for p, _ in self.of)
-
 
 EXPONENTIALS = Terms.one(e=1)
 PROBABILITIES = Terms.one(e=1, l=-1)

@@ -31,7 +31,7 @@ class Target(ABC):
     @property
     @abstractmethod
     def num_devices(self) -> int | None:
-        """How many devices it has; None where any number will do."""
+        """Number of its devices; None where any number will do."""
 
     @property
     @abstractmethod
@@ -71,7 +71,7 @@ class Target(ABC):
 
     @property
     def compiler_options(self) -> Mapping[str, str | bool]:
-        """What XLA is told besides what a run of the program tells it."""
+        """Options of XLA beyond those of a run of the program."""
         return {}
 
     @property

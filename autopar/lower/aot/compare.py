@@ -32,7 +32,7 @@ class _Predicted:
 
 
 def compare(plan: Plan, graph: Graph, target: Target, done: Compilation) -> Verification:
-    """What `Verification` shows.
+    """The contents of a `Verification`.
 
     Args:
         plan: a plan of one stage.
@@ -125,7 +125,7 @@ def _counts(
     compiled_by_place: Mapping[_Place, Mapping[int, CompiledCollective]],
     lowered: Mapping[Key, float] | None,
 ) -> dict[Key, tuple[float, float]]:
-    """How many collectives were predicted and compiled, by key; those that were lowered alone count nothing."""
+    """Numbers of predicted and compiled collectives, by key; those that were lowered alone count nothing."""
     pairs = {(*place, size): (p.count, 0.0) for place, by_size in said.items() for size, p in by_size.items()}
     for place, by_bytes in compiled_by_place.items():
         for size, c in by_bytes.items():

@@ -93,7 +93,7 @@ def parse_cuda(text: str) -> CudaTarget:
     match = re.fullmatch(r"cuda:(\w+):([1-9]\d*)x([1-9]\d*)", text)
     if not match or match[1] not in KINDS:
         raise AutoparError(
-            f"{text!r} is no CUDA target",
+            f"{text!r} is not a CUDA target",
             remedy=f"write cuda:DEVICE:NODESxDEVICES, as cuda:h100:8x8; devices: {', '.join(KINDS)}",
         )
     return CudaTarget(text, match[1], int(match[2]), int(match[3]))

@@ -99,7 +99,7 @@ def together(parts: Sequence[StepSeconds]) -> StepSeconds:
 
 @dataclass(frozen=True)
 class Rates:
-    """What seconds are computed with.
+    """Rates from which seconds are computed.
 
     Args:
         clock_hz: clock of the cores whose cycles the compiler estimates; None where it estimates none.
@@ -128,7 +128,7 @@ def estimated(text: str, rates: Rates) -> StepSeconds:
 
 @dataclass
 class _ComputationClock:
-    """What has run of a computation: seconds by group, and collectives on their way."""
+    """Progress of a computation: seconds by group, and collectives under way."""
 
     now: float = 0.0
     link_free: float = 0.0
@@ -264,7 +264,7 @@ class _ComputationWalk:
         ]
 
     def chains(self, i: Instruction) -> dict[str, list[HloCollective]]:
-        """By chain the collectives that are fused into an instruction bit by bit."""
+        """Collectives that are fused into an instruction bit by bit, by chain."""
         by_chain: dict[str, list[HloCollective]] = {}
         for body in self.bodies(i):
             for inner in self.module.computations[body]:

@@ -39,29 +39,15 @@ _SUMS = frozenset({"psum", "psum2", "psum_invariant", "reduce_scatter"})
 _PASSED = frozenset({"add", "add_any", "convert_element_type"})
 
 
-def lowered_collectives(
-    function: Callable[..., Any], arguments: Sequence[Any], axes: tuple[tuple[str, int], ...]
-) -> dict[Key, float]:
-    """How often each collective of a function runs in one run of it, by kind, axes and bytes of the full tensor.
-
-    Args:
-        function: of global arrays, over all devices of a mesh.
-        arguments: the shapes, dtypes and shardings of its arguments.
-        axes: (axis, size) of the mesh.
-
-    Bodies of loops count once an iteration (`ASSUMED_ITERATIONS` where that is decided while they run), each of k
-    branches 1/k.
-    """
-    return counted_collectives(function, arguments, axes)[0]
-
-
 def counted_collectives(
     function: Callable[..., Any], arguments: Sequence[Any], axes: tuple[tuple[str, int], ...]
 ) -> tuple[dict[Key, float], dict[Key, float]]:
-    """`lowered_collectives`, and how many of them compilers can do without.
+    """Runs of each collective of a function, and the number of these runs that compilers can do without.
 
-    These do what another one does, or sum up what is then added to the like result of another one, where one
-    collective of the sum does (XLA's reassociation of all-reduce and reduce-scatter).
+    Keys are kind, axes and bytes of the full tensor. Bodies of loops count once an iteration (`ASSUMED_ITERATIONS`
+    where the number is decided at run time), each of k branches 1/k. A compiler can do without a collective that
+    repeats another one, or whose result is added to a like result: one collective of the sum does (XLA's reassociation
+    of all-reduce and reduce-scatter).
 
     Args:
         function: of global arrays, over all devices of a mesh.

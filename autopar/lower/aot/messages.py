@@ -1,4 +1,4 @@
-"""What goes to the process that compiles, and what comes back, as plain data."""
+"""Messages to and from the process that compiles, as plain data."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ProgramRequest(_Message, frozen=True):
 
 
 class CompileRequest(_Message, frozen=True):
-    """What is to be compiled; the programs themselves, ``jax.export`` bytes, lie next to it.
+    """A request to compile; the programs themselves, ``jax.export`` bytes, lie in files next to it.
 
     Args:
         target: text of the target.
@@ -94,13 +94,15 @@ class CompiledMemory(_Message, frozen=True):
 
     @property
     def total(self) -> int:
-        """What the program needs at once: arguments, outputs that reuse none of them, temporaries; ``peak`` if less."""
+        """Bytes that the program needs at once: arguments, outputs with buffers of their own, temporaries; ``peak`` if
+        less.
+        """
         held = self.arguments + self.outputs + self.temporaries - self.alias - self.host
         return min(held, self.peak) if self.peak else held
 
 
 class CompiledSummary(_Message, frozen=True):
-    """What is read of a compiled program.
+    """Figures read from a compiled program.
 
     Args:
         device_kind: the compiler's name of the devices.

@@ -70,7 +70,7 @@ class WorkerRow:
 
 @dataclass(frozen=True)
 class PipelineVerification:
-    """What `autopar.verify` found of a plan of several stages; prints as tables.
+    """Result of `autopar.verify` for a plan of several stages; prints as tables.
 
     Args:
         program: name of the function.
@@ -239,7 +239,7 @@ class PipelineVerification:
 
 
 def compare_stages(plan: Plan, target: Target, done: PipelineCompilation) -> PipelineVerification:
-    """What `PipelineVerification` shows.
+    """The contents of a `PipelineVerification`.
 
     Args:
         plan: a plan of several stages.

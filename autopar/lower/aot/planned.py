@@ -56,7 +56,7 @@ def _operators(graph: Graph, prefix: str = "", runs: float = 1.0) -> Iterator[tu
 
 
 def rates_of(target: Target, plan: Plan) -> Rates:
-    """What the text of a compiled program of one stage is priced with.
+    """Rates that price the text of a compiled program of one stage.
 
     Args:
         target: what was compiled for.

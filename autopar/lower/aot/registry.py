@@ -16,7 +16,7 @@ from autopar.lower.aot.cpu import CpuTarget
 def _parse_cpu(text: str) -> Target:
     match = re.fullmatch(r"cpu(?::([1-9]\d*))?", text)
     if not match:
-        raise AutoparError(f"{text!r} is no CPU target", remedy="write cpu, or cpu:N for N devices")
+        raise AutoparError(f"{text!r} is not a CPU target", remedy="write cpu, or cpu:N for N devices")
     return CpuTarget(text, int(match[1]) if match[1] else None)
 
 

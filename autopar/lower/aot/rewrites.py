@@ -65,7 +65,7 @@ class Pairing:
 
     @property
     def unexplained(self) -> float:
-        """How many are left over on both sides."""
+        """Number of collectives left over on both sides."""
         return sum(self.missing.values()) + sum(self.surplus.values())
 
 
@@ -109,7 +109,7 @@ def paired(
 
 
 def _taken(missing: Counts, surplus: Counts, key: Key, target: Key) -> float:
-    """How many of ``target`` are left for ``key``; takes them out of both."""
+    """Number of ``target`` left for ``key``; takes them out of both."""
     count = min(missing.get(key, 0.0), surplus.get(target, 0.0))
     if count > _NONE:
         missing[key] -= count

@@ -85,7 +85,7 @@ class KindTotal:
 
 
 class ComparedCollectives:
-    """What follows from the rows alone.
+    """Totals of the rows.
 
     Args:
         rows: collectives, those that differ first.

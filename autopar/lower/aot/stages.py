@@ -89,7 +89,7 @@ def compile_stages(target: Target, lowered: LoweredPipeline, timeout_s: float = 
 def gathered(
     lowered: LoweredPipeline, compiled: Mapping[Work, CompiledSummary], texts: Mapping[Work, str] = MappingProxyType({})
 ) -> PipelineCompilation:
-    """What the programs of a pipeline come to in a step.
+    """Totals of a pipeline's programs over a step.
 
     Args:
         lowered: the pipeline.
@@ -124,7 +124,7 @@ def _job(target: Target, lowered: LoweredPipeline, program: StageProgram) -> Com
 
 
 def _runs(lowered: LoweredPipeline) -> Counter[Work]:
-    """How often each program runs in a step, on all workers of its stage together."""
+    """Runs of each program in a step, on all workers of its stage together."""
     runs = Counter(Work(t.kind, t.stage) for row in lowered.table.rows for t in row)
     runs.update(p.work for p in lowered.programs if p.work not in runs)
     return runs

@@ -90,5 +90,5 @@ def parse_tpu(text: str) -> TpuTarget:
     dims = tuple(int(n) for n in match[2].split("x")) if match else ()
     if not match or kind not in KINDS or len(dims) != KINDS[kind][1] or not all(dims):
         forms = ", ".join(f"tpu:{k}:{'x'.join('4' * n)}" for k, (_, n) in KINDS.items())
-        raise AutoparError(f"{text!r} is no TPU target", remedy=f"write the chip and its topology: {forms}")
+        raise AutoparError(f"{text!r} is not a TPU target", remedy=f"write the chip and its topology: {forms}")
     return TpuTarget(text, kind, dims)

@@ -27,7 +27,7 @@ _GROUPS = (
 
 @dataclass(frozen=True)
 class Verification(ComparedCollectives):
-    """What `autopar.verify` found; prints as a table.
+    """Result of `autopar.verify`; prints as a table.
 
     Args:
         program: name of the function.

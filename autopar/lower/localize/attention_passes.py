@@ -22,7 +22,7 @@ from autopar.lower.not_before import not_before
 
 
 def wide(dtype: Any) -> Any:
-    """What sums of a dtype are kept in between blocks."""
+    """Dtype in which sums of a dtype are kept between blocks."""
     return jnp.float32 if jnp.dtype(dtype).itemsize < 4 else jnp.dtype(dtype)
 
 
@@ -79,7 +79,7 @@ class Forward:
         return softmax, result
 
     def like_result(self, rows: Any) -> Any:
-        """What each row has one of, as the result lies."""
+        """A value with one element a row, in the order of the result's dims."""
         spec = self.core.spec
         return aligned(rows, spec.sums, spec.results[0])
 
@@ -105,12 +105,12 @@ class Forward:
 
 
 def _finite(largest: Any) -> Any:
-    """What is taken off the scores of a row: its largest, or 0 where all are left out."""
+    """Offset of the scores of a row: the largest one, or 0 where all are left out."""
     return jnp.where(jnp.isneginf(largest), jnp.zeros_like(largest), largest)
 
 
 def scores_of(core: Core, keys: Any, block: Any) -> Any:
-    """What the softmax is of, in one block, its dims in the order of the scores."""
+    """Operand of the softmax in one block, its dims in the order of the scores."""
     return softmax_operand(core, raw_scores(core, keys), block)
 
 
@@ -123,7 +123,7 @@ def raw_scores(core: Core, keys: Any) -> Any:
 
 
 def softmax_operand(core: Core, scores: Any, block: Any) -> Any:
-    """What the softmax is of, from the product of queries and keys."""
+    """Operand of the softmax, from the product of queries and keys."""
     (x,) = core.region("scores", {"scores": scores}, block)
     return aligned(x, core.spec.softmax, core.spec.scores)
 

@@ -1,4 +1,5 @@
-"""What a localizer is: it runs one primitive on one device's pieces, inside a manual ``jax.shard_map``.
+"""The interface of localizers. A localizer runs one primitive on one device's pieces, inside a manual
+``jax.shard_map``.
 
 A rule says which dims may be split together; given operands in the layouts of one of its strategies, a
 localizer makes the results in that strategy's result layouts. Most primitives run on pieces as they run
@@ -46,7 +47,7 @@ class DeviceAxes:
 
 
 def axis_names(index: AxisIndex, axes: tuple[str, ...]) -> tuple[str, ...]:
-    """What ``axes`` of the mesh are called where collectives run.
+    """Names of ``axes`` of the mesh in collectives.
 
     Args:
         index: which piece the device's is.
@@ -57,7 +58,7 @@ def axis_names(index: AxisIndex, axes: tuple[str, ...]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class LocalContext:
-    """Where the pieces lie.
+    """Place of a device's pieces.
 
     Args:
         sizes: size of each mesh axis by name.
@@ -137,7 +138,7 @@ def run_unchanged(
 
 
 def as_bytes(collective: Callable[[Any], Any], array: Any) -> Any:
-    """What a collective makes of an array, of 2-bit integers as bytes: XLA's CPU compiler has none of these."""
+    """Runs a collective on an array, on 2-bit integers as bytes: XLA's CPU compiler has no such collectives."""
     wide = {"int2": jnp.int8, "uint2": jnp.uint8}.get(array.dtype.name)
     return collective(array) if wide is None else collective(array.astype(wide)).astype(array.dtype)
 

@@ -109,7 +109,7 @@ class Core:
         return owner * jnp.int32(self.blocks)
 
     def passed_on(self, arrays: Sequence[Any]) -> list[Any]:
-        """What the device before had of each array."""
+        """Each array's value on the previous device."""
         names = axis_names(self.context.index, self.ring)
         pairs = [(n, (n + 1) % self.devices) for n in range(self.devices)]
         return [self.context.send(lambda a: lax.ppermute(a, names, pairs), a) for a in arrays]
@@ -179,7 +179,7 @@ class Core:
         return range(start, start + counts[name])
 
     def _layout(self, labels: Labels) -> Layout:
-        """Where a block of a value lies, along the axis of blocks too."""
+        """Layout of a block of a value, along the axis of blocks too."""
         axes = {**self.axes, self.spec.keys: (_KEYS,)}
         if self.part is not None and self.spec.rows is not None:
             axes[self.spec.rows] = (_ROWS,)

@@ -13,7 +13,7 @@ from autopar.sharding.halo import Halo, Reach
 
 
 def reach_of(halo: Halo, axes: tuple[str, ...], context: LocalContext) -> Reach:
-    """What a shard of a dim that ``axes`` split needs of its neighbours."""
+    """Rows of its neighbours that a shard of a dim split over ``axes`` needs."""
     reach = halo.reach(math.prod(context.sizes[a] for a in axes))
     assert reach is not None, f"no strategy splits {halo} over {axes}"
     return reach
@@ -52,7 +52,7 @@ def covered(
 
 
 def returned(gradient: Any, dim: int, size: int, halo: Halo, axes: tuple[str, ...], context: LocalContext) -> Any:
-    """What belongs to the shard of this device, of what was computed for the elements under all windows.
+    """Gradient of this device's elements, from those of the elements under all windows.
 
     Args:
         gradient: for the elements that `covered` gives.
@@ -84,7 +84,7 @@ def _added(shard: Any, edge: Any, at: int, dim: int) -> Any:
 
 
 def _start(reach: Reach, axes: tuple[str, ...], context: LocalContext) -> Any:
-    """Where the elements under the windows of this device begin."""
+    """Start of the elements under the windows of this device."""
     if len(set(reach.starts)) == 1:
         return reach.starts[0]
     return jnp.asarray(reach.starts, jnp.int32)[context.index(axes)]

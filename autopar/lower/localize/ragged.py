@@ -58,7 +58,7 @@ def ragged_dot_general(
 
 
 def _of_rows(sizes: jax.Array, start: jax.Array, count: int) -> jax.Array:
-    """How many rows each group has among ``count`` from ``start`` on; what no group has is behind them."""
+    """Rows of each group among ``count`` from ``start`` on; rows without a group are behind them."""
     ends = jnp.cumsum(sizes) - lax.convert_element_type(start, sizes.dtype)
     return jnp.clip(ends, 0, count) - jnp.clip(ends - sizes, 0, count)
 

@@ -45,7 +45,7 @@ def reduce_window(
 
 
 def _neutral(primitive: str, dtype: Any) -> Any:
-    """What changes no window."""
+    """The element that leaves a window's result unchanged."""
     if primitive == "reduce_window_sum":
         return 0
     lowest = primitive == "reduce_window_max"

@@ -1,4 +1,4 @@
-"""How terms of a reduction add up over microbatches."""
+"""Sums of terms of a reduction over microbatches."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def neutral(type: TensorType, reduce: str) -> Any:
 
 
 def formats_of_sums(operators: Sequence[Operator]) -> dict[str, str]:
-    """By value the format in which ``operators``, which run after a loop, take it sent: see `parallelize(wire=...)`.
+    """Format in which ``operators``, which run after a loop, take each value sent: see `parallelize(wire=...)`.
 
     Casts, reshapes and signs between the value and the mark change nothing of it.
     """

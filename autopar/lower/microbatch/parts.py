@@ -27,7 +27,7 @@ from autopar.sharding.reshard import PathTables
 
 @dataclass(frozen=True)
 class BackwardRecomputation:
-    """What the backward pass of a microbatch recomputes; see `autopar.recompute.recomputed`."""
+    """Recomputation in the backward pass of a microbatch; see `autopar.recompute.recomputed`."""
 
     phases: Phases
     layers: tuple[tuple[str, ...], ...]
@@ -113,7 +113,7 @@ def microbatch_function(
     recomputation: BackwardRecomputation | None = None,
     states: Mapping[str, Layout] | None = None,
 ) -> Callable[[Any, Sequence[Any]], list[Any]]:
-    """What one microbatch computes: (its number, pieces of ``taken``) -> pieces of ``wanted``.
+    """The function of one microbatch: (its number, pieces of ``taken``) -> pieces of ``wanted``.
 
     Args:
         bound: the whole step.

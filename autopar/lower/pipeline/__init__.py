@@ -1,1 +1,1 @@
-"""From a pipeline plan to stage programs and instruction lists."""
+"""Lowering of pipelines: from a plan to stage programs and instruction lists."""

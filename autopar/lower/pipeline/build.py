@@ -102,7 +102,7 @@ class CutPrograms:
     sizes: tuple[Mapping[str, int], ...]
 
     def dataflow(self, donated: Set[str] = frozenset(), more: Sequence[StageProgram] = ()) -> Dataflow:
-        """What the programs read and write.
+        """Reads and writes of the programs.
 
         Args:
             donated: names of the step's inputs whose buffers the caller gives up.
@@ -191,7 +191,7 @@ def _checked(forward: Sequence[str], members: tuple[tuple[str, ...], ...]) -> tu
 
 
 def _kinds(table: Table) -> dict[int, set[str]]:
-    """By stage the kinds of its tasks."""
+    """Kinds of tasks, by stage."""
     kinds: dict[int, set[str]] = {}
     for row in table.rows:
         for task in row:

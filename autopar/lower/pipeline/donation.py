@@ -1,4 +1,4 @@
-"""Which arguments of stage programs give their buffers to results: those that instruction lists never use again."""
+"""Arguments of stage programs that give their buffers to results: instruction lists never use them again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from autopar.schedule import Apply, Program, Run, Send, Work
 
 
 def given_up(program: Program, worker: int) -> Mapping[Work, frozenset[str]]:
-    """By work the values that a worker never uses again, whenever it runs that work.
+    """Values that a worker never uses again after a work, by work.
 
     What it sends stays out: the value may still be on its way when the work runs.
 

@@ -21,7 +21,7 @@ def dataflow_of(
     offloaded_stages: Set[int] = frozenset(),
     slices: int = 1,
 ) -> Dataflow:
-    """What the programs of all stages read and write.
+    """Reads and writes of the programs of all stages.
 
     Args:
         programs: of all stages.

@@ -42,7 +42,7 @@ class Grid:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all axes."""
+        """Names of all axes."""
         return tuple(a for a, _ in self.axes)
 
     def axes_of(self, worker: int) -> Axes:
@@ -127,7 +127,7 @@ def _ends(axes: Axes) -> list[int]:
 
 
 def _parts(axes: Axes, by_cut: Mapping[int, int]) -> dict[str, tuple[str, ...]]:
-    """For each axis of a mesh the parts of the grid that it is made of, major first."""
+    """Parts of the grid of which each axis of a mesh is made, major first."""
     parts: dict[str, tuple[str, ...]] = {}
     minor = 1
     for name, size in reversed(axes):

@@ -95,7 +95,7 @@ def find_loop(stage: StageGraph, decisions: Sharded) -> Loop | None:
 def _term(
     graph: Graph, total: Operand, carried: str, layout: Layout, decisions: Sharded, prefix: str
 ) -> tuple[Operand, Layout]:
-    """What the loop adds to a carried total, and the layout in which it does."""
+    """Term that the loop adds to a carried total, with its layout."""
     op = graph.producers.get(total) if isinstance(total, str) else None
     if op is None or carried not in op.operands:
         return total, layout

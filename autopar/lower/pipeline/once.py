@@ -1,4 +1,4 @@
-"""When operators of a stage run that run once a step: where examples meet or in the update, and in which part of it."""
+"""Moments of operators of a stage that run once a step: where examples meet, or in a part of the update."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Moment:
 def moments_of(
     graph: Graph, late: Sequence[Operator], received: Mapping[str, Moment], met: Sequence[Operand]
 ) -> dict[str, Moment]:
-    """By id when operators run.
+    """Moments at which operators run, by id.
 
     Args:
         graph: of the stage.
@@ -52,7 +52,7 @@ def moments_of_outputs(
     outputs: Sequence[Output],
     met: int,
 ) -> list[Moment]:
-    """When outputs of a stage are there, of which the last ``met`` are made where examples meet."""
+    """Moments of the outputs of a stage, of which the last ``met`` are made where examples meet."""
     ends = []
     for n, o in enumerate(outputs):
         op = graph.producers.get(o.operand) if isinstance(o.operand, str) else None

@@ -53,7 +53,7 @@ class OneProgram:
 
     @cached_property
     def sizes(self) -> dict[str, int]:
-        """Of the axes of the grid."""
+        """Sizes of the axes of the grid."""
         return dict(self.grid.axes)
 
     @cached_property
@@ -79,7 +79,7 @@ class OneProgram:
         return (*(state[n] for n in self.finish), *self._everywhere(state))
 
     def _everywhere(self, state: tuple[Any, ...]) -> list[Any]:
-        """What is `shared` on all workers: as bytes, by permutes of which each waits for the one before."""
+        """Sends a `shared` value to all workers: as bytes, by permutes of which each waits for the one before."""
         if not self.shared:
             return []
         microbatch_inputs = []
@@ -102,7 +102,7 @@ class OneProgram:
         ]
 
     def everywhere(self, worker: int, key: Key) -> ShardedType:
-        """How a result that is `shared` lies on every worker."""
+        """Sharding of a result that is `shared`, on every worker."""
         least = min(range(len(self.grid.workers)), key=lambda w: self.grid.workers[w][1])
         return self.rounds.sharded[worker, key].over(self.grid.axes_of(least))
 
@@ -116,7 +116,7 @@ class OneProgram:
         return jnp.asarray(of_place)[lax.axis_index(self.grid.names)]
 
     def _sent(self, array: Any, pairs: Sequence[tuple[int, int]]) -> Any:
-        """What the devices of a worker get of an array, by (sender, receiver), each at most once on either side."""
+        """Permutes an array over devices by pairs (sender, receiver), each device at most once on either side."""
         if self.grid.names[0] == WORKERS:
             return lax.ppermute(array, WORKERS, pairs)
         parts = [self.grid.pairs(source, target) for source, target in pairs]
@@ -190,7 +190,7 @@ class OneProgram:
         number: int,
         exchange: Permute,
     ) -> Any:
-        """What a worker gives to a permute: zeros where it sends nothing."""
+        """A worker's operand of a permute: zeros where it sends nothing."""
         for message in worker_round.sends:
             if message.exchange == number:
                 piece, layout = values[message.key]

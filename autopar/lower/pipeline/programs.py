@@ -50,7 +50,7 @@ def stage_programs(
 
 @dataclass(frozen=True)
 class _Source:
-    """Where the operators of a program come from.
+    """Origin of a program's operators.
 
     Args:
         bound: the stage's graph, or the body of its loop.
@@ -302,7 +302,7 @@ class _Cutter:
         return [(n, some) for n, some in enumerate(groups) if some]
 
     def _output_ref(self, index: int) -> ValueRef:
-        """Which value an output of the stage's graph is: an output of the step, or sent after the loop."""
+        """Reference of an output of the stage's graph: an output of the step, or a value sent after the loop."""
         outputs, late = self.stage.parts.outputs, self.stage.parts.sent_late
         if index < len(outputs):
             return ValueRef("out", str(outputs[index]))

@@ -28,7 +28,7 @@ _FIRST_COPY = 1 << 30
 
 @dataclass(frozen=True)
 class ShardedType:
-    """How a value lies on the devices of a worker.
+    """Type and split of a value on the devices of a worker.
 
     Args:
         type: its type, whole.
@@ -50,7 +50,7 @@ class ShardedType:
 
     @property
     def dtype(self) -> str:
-        """Of the numbers that it lies in."""
+        """Dtype of the array that holds its numbers."""
         return "u32" if self.is_key else self.type.dtype
 
     def size(self, sizes: Mapping[str, int]) -> int:
@@ -103,7 +103,7 @@ class RoundMessage:
 
 @dataclass(frozen=True)
 class WorkerRound:
-    """What a worker does in a round.
+    """Tasks and transfers of a worker in a round.
 
     Args:
         arrivals: messages of the round before.

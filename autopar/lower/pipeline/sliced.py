@@ -10,11 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
+from jax import lax
+from jax.extend.core import Primitive
+
 from autopar.errors import SliceError
-from autopar.frontend import BoundGraph
-from autopar.ir import Graph, Layout, Literal, Operand
+from autopar.frontend import Bound, BoundGraph
+from autopar.ir import Graph, Layout, Literal, Operand, Operator
 from autopar.ir.analysis import names_read
 from autopar.ir.primitives import is_generator
 from autopar.lower.decisions import Sharded
@@ -23,7 +27,6 @@ from autopar.lower.localize.base import AxisIndex, scalar
 from autopar.lower.pipeline.loop import Leaving, Loop
 from autopar.lower.pipeline.ports import Port
 from autopar.lower.pipeline.stage_program import StageProgram
-from autopar.lower.slices.bound import bound_slice
 from autopar.microbatch.tokens import (
     SliceGraph,
     TokenSlices,
@@ -89,7 +92,7 @@ class SlicedStage:
 
     @cached_property
     def slicing(self) -> TokenSlicing:
-        """How the body runs in slices.
+        """Slicing of the body.
 
         Raises:
             SliceError: it does not, with the user's line.
@@ -165,13 +168,15 @@ class SlicedStage:
 
     @cached_property
     def _makers(self) -> Mapping[str, str]:
-        """By value of the loop over slices the kind of the pass that makes it."""
+        """Kind of the pass that makes each value of the loop over slices."""
         graph, inside = self.body, self.slicing.operators
         kinds = {id: kind for kind, ids in self.groups for id in ids}
         return {v.name: kinds[op.id] for op in graph.operators if op.id in inside for v in op.results}
 
     def _leaving(self, kind: str, k: int) -> list[Leaving]:
-        """What leaves the loop in a pass of a slice; what all slices share leaves with the first pass of a kind."""
+        """Values that leave the loop in a pass of a slice; values that all slices share leave with the first pass of a
+        kind.
+        """
         first = 0 if kind == "forward" else self.slices.count - 1
         some = []
         for x in self.loop.leaving:
@@ -306,3 +311,34 @@ class _Given:
     port: Port | None = None
     constant: Any = field(default=None)
     is_number: bool = False
+
+
+_FURTHER: Mapping[str, Primitive] = MappingProxyType(
+    {"add": lax.add_p, "concatenate": lax.concatenate_p, "pad": lax.pad_p, "slice": lax.slice_p}
+)
+
+
+def bound_slice(bound: BoundGraph, sliced: SliceGraph) -> BoundGraph:
+    """Data for running a slice's graph.
+
+    Args:
+        bound: the whole graph.
+        sliced: a slice of it.
+    """
+    bounds: dict[str, Bound] = {}
+    for op in sliced.graph.operators:
+        origin = sliced.origins.get(op.id)
+        if origin is None:
+            bounds[op.id] = Bound(_FURTHER[op.primitive], dict(op.attrs), MappingProxyType({}))
+        elif origin in bound.bounds:
+            bounds[op.id] = _resized(op, bound.graph.by_id[origin], bound.bounds[origin])
+    return BoundGraph(sliced.graph, bounds, bound.constants)
+
+
+def _resized(op: Operator, whole: Operator, bound: Bound) -> Bound:
+    """The parameters of an operator with the sizes of its slice."""
+    if op.attrs == whole.attrs:
+        return bound
+    old = dict(whole.attrs)
+    changed = {key: value for key, value in op.attrs if old[key] != value}
+    return Bound(bound.primitive, {**bound.params, **changed}, bound.regions)

@@ -42,7 +42,7 @@ class _Cut:
     kinds: dict[int, StageKind] = field(default_factory=dict)
 
     def kind(self, stage: int) -> StageKind:
-        """What a stage computes."""
+        """Content of a stage, for comparison with others."""
         if stage not in self.kinds:
             self.kinds[stage] = self.table.kind(self.parts[stage])
         return self.kinds[stage]
@@ -163,7 +163,7 @@ class TracedStages:
         return self.cuts[key]
 
     def _table(self, count: int, microbatching: Microbatching) -> KindTable:
-        """What is known of operators in ``microbatching``, which joins of contributions from several stages change."""
+        """States of operators in ``microbatching``, changed by joins of contributions from several stages."""
         key = (count, tuple(j.name for j in microbatching.joined))
         if key not in self.tables:
             self.tables[key] = KindTable(self.step.graph, microbatching)

@@ -113,7 +113,7 @@ def _is_state(program: StageProgram) -> bool:
 
 
 def _replaces(graph: Graph, programs: Sequence[StageProgram]) -> dict[str, str]:
-    """By value that an update writes the input that it is the next of."""
+    """Input of which a value that an update writes is the next one, by value."""
     replaced: dict[str, str] = {}
     for program in programs:
         if program.work.kind == "update" and program.work.part != METRICS:
@@ -230,7 +230,7 @@ def _check_crossing(graph: Graph, map: StageMap, schedule: str) -> None:
 
 
 def _check_phases(graph: Graph, map: StageMap, schedule: str) -> None:
-    """What differentiation makes outside of the passes would read the newest parameters, not those of the passes."""
+    """Refuses derivatives outside of the passes: they would read the newest parameters, not those of the passes."""
     state = {o.updates for o in graph.outputs if o.updates is not None}
     inputs = {i.name: i for i in graph.inputs}
     late = [op for op in graph.operators if op.id in map.update]

@@ -33,7 +33,7 @@ _ROUNDS = 8
 
 @dataclass
 class _Found:
-    """What one walk finds. ``mixing`` are operators that wait though a slice has their operands."""
+    """Result of one walk. Operators in ``mixing`` wait though a slice has their operands."""
 
     states: dict[str, TokenState] = field(default_factory=dict)
     facts: dict[str, Fact] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class _Found:
 
 @dataclass(frozen=True)
 class TokenStart:
-    """What slices have of the inputs of a graph.
+    """Inputs of a graph that slices have.
 
     Args:
         tokens: positions of a sequence.
@@ -70,7 +70,7 @@ def token_count(graph: Graph, dim: int = 1) -> int | None:
 
 
 def analyze_tokens(graph: Graph, dim: int = 1) -> TokenSlicing:
-    """How ``graph`` runs in slices of tokens.
+    """Analyzes ``graph`` in slices of tokens.
 
     Args:
         graph: a traced train step with roles.
@@ -96,7 +96,7 @@ def analyze_tokens(graph: Graph, dim: int = 1) -> TokenSlicing:
 
 
 def analyze_from(graph: Graph, start: TokenStart) -> TokenSlicing:
-    """How a graph runs in slices where it is known what slices have of its inputs.
+    """Analyzes a graph in slices, from known states of its inputs.
 
     Args:
         graph: a step, or the body of a loop over microbatches.
@@ -116,7 +116,7 @@ def analyze_from(graph: Graph, start: TokenStart) -> TokenSlicing:
 
 
 def facts_of(graph: Graph, tokens: int, ids: frozenset[str]) -> dict[str, Fact]:
-    """What is known of the results of some operators of a graph of which no input is known."""
+    """Facts about results of some operators of a graph, of whose inputs nothing is known."""
     f = _Found(states={i.name: WHOLE for i in graph.inputs})
     for op in graph.operators:
         if op.id in ids and all(n in f.states for n in op.reads):
@@ -237,7 +237,7 @@ def _cause(op: Operator, f: _Found) -> str:
 
 
 def _collected(graph: Graph, inputs: Mapping[str, int], tokens: int, f: _Found) -> TokenSlicing:
-    """What is needed of what the walk found."""
+    """The part of a walk's result that the caller needs."""
     after = [op for op in graph.operators if any(v.name in f.late for v in op.results) or not op.results]
     read_late = names_read(after) | {o.operand for o in graph.outputs if isinstance(o.operand, str)}
     names = [v.name for op in graph.operators for v in op.results]

@@ -19,7 +19,7 @@ _SAME = frozenset({"convert_element_type", "copy", "optimization_barrier", "redu
 
 @dataclass(frozen=True)
 class Fact:
-    """What is known of a value.
+    """Facts about a value.
 
     Args:
         slope: by dim how much an element is larger than the one before; None: it is no affine function of positions.
@@ -32,7 +32,7 @@ class Fact:
     fills: tuple[tuple[tuple[int, int], Fill], ...] = ()
 
     def fill(self, rows: int | None, keys: int | None) -> Fill:
-        """What elements of ``rows`` with later ``keys`` are; dims that the value does not have are None."""
+        """Kind of the elements of ``rows`` with later ``keys``; dims that the value does not have are None."""
         if self.slope is not None and not any(self.slope):
             return fill_of_number(self.base)
         return "any" if rows is None or keys is None else dict(self.fills).get((rows, keys), "any")
@@ -50,7 +50,7 @@ def fact_of_literal(literal: Literal) -> Fact | None:
 
 
 def fact_of(op: Operator, types: Sequence[TensorType], known: Sequence[Fact | None], tokens: int) -> Fact | None:
-    """What is known of the only result of ``op``, of what is known of its operands.
+    """Facts about the only result of ``op``, from those about its operands.
 
     Args:
         op: an operator.
@@ -151,7 +151,7 @@ def _filled(
 
 
 def _compared(op: Operator, known: Sequence[Fact | None], rows: int, keys: int, tokens: int) -> Fill:
-    """What a comparison of two affine functions says of every position with a later one."""
+    """The result of comparing two affine functions, for every position and a later one."""
     left, right = known
     if left is None or right is None or left.slope is None or right.slope is None or tokens < 2:
         return "any"

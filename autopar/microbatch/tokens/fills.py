@@ -1,4 +1,4 @@
-"""What later entries of scores become: the kind of a result, from the kinds of the operands."""
+"""Kinds of later entries of scores: the kind of a result, from the kinds of the operands."""
 
 from __future__ import annotations
 

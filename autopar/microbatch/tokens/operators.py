@@ -24,7 +24,7 @@ _LEFT_OUT: Mapping[str, Fill] = {"sum": "zero", "max": "low", "min": "high", "or
 
 @dataclass(frozen=True)
 class Given:
-    """What is known of an operator's operands.
+    """Facts about an operator's operands.
 
     Args:
         types: of each operand.
@@ -49,7 +49,7 @@ class Given:
         backward: bool,
         tokens: int,
     ) -> Given:
-        """Of an operator of a graph."""
+        """The view of an operator of a graph."""
         return Given(
             graph.operand_types(op),
             tuple(None if isinstance(o, Literal) else states[o] for o in op.operands),
@@ -60,7 +60,7 @@ class Given:
 
 
 def operator_slice(op: Operator, given: Given, transposed: set[str]) -> OperatorSlice | None:
-    """How ``op``, of which some operand is no whole value, runs on a slice; None where it cannot.
+    """Slice of ``op``, of which some operand is not a whole value; None where it cannot run on one.
 
     Args:
         op: an operator without regions.
@@ -96,7 +96,7 @@ def operator_slice(op: Operator, given: Given, transposed: set[str]) -> Operator
 
 
 def spread_slice(op: Operator, given: Given) -> OperatorSlice | None:
-    """How an operator that is linear in its rows runs on a slice's own, with zeros for all other positions.
+    """Slice of an operator that is linear in its rows, with zeros for all other positions.
 
     Its results are terms of sums over the slices: gradients of the first rows of a table of positions. None where it
     is not linear in them.
@@ -190,7 +190,7 @@ def _dim(dims: Dims, factor: int | None) -> int | None:
 
 
 def _taken(rule: Rule, given: Given, rows: int | None, keys: int | None) -> tuple[TokenState | None, ...]:
-    """How each operand is taken where two factors are rows and keys."""
+    """State in which each operand is taken where two factors are rows and keys."""
     taken: list[TokenState | None] = []
     for dims, state, fact in zip(rule.operands, given.states, given.facts, strict=True):
         if state is None:
@@ -203,7 +203,7 @@ def _taken(rule: Rule, given: Given, rows: int | None, keys: int | None) -> tupl
 
 
 def _fill(op: Operator, given: Given, operands: Sequence[TokenState | None]) -> Fill:
-    """What the entries with later keys are of what an operator makes before it reduces anything."""
+    """Kind of the entries with later keys in an operator's operand, before it reduces anything."""
     fills: list[Fill] = []
     for taken, state, fact in zip(operands, given.states, given.facts, strict=True):
         if state is not None and not state.is_whole:

@@ -29,7 +29,7 @@ class TokenSlices:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Number of slices."""
         return len(self.lengths)
 
     def start(self, k: int) -> int:
@@ -109,7 +109,7 @@ def slice_graph(
     given: Iterable[str] = (),
     spread: Iterable[str] = (),
 ) -> SliceGraph:
-    """What slice k computes.
+    """The graph of slice k.
 
     Args:
         graph: the whole graph.

@@ -13,7 +13,7 @@ Fill: TypeAlias = Literal["any", "zero", "one", "low", "high"]
 
 @dataclass(frozen=True, slots=True)
 class TokenState:
-    """What a slice has of a value.
+    """The part of a value that a slice has.
 
     Args:
         rows: the dim of which it has its own positions; None: no dim is one of tokens.
@@ -50,7 +50,7 @@ WHOLE = TokenState()
 
 @dataclass(frozen=True, slots=True)
 class OperatorSlice:
-    """How an operator runs on a slice.
+    """An operator on a slice.
 
     Args:
         operands: how each operand is taken; None for literals.

@@ -36,14 +36,16 @@ _LOOK_S = 1.0
 
 
 class _Said(msgspec.Struct, frozen=True):
-    """What a process says of a turn: a hash of its facts, and what it shares with some others."""
+    """A process's message in a turn: a hash of its facts, and the values that it shares with some others."""
 
     facts: bytes
     shared: dict[str, str]
 
 
 class _Verdict(msgspec.Struct, frozen=True):
-    """What process 0 says of a turn: who did not come, who differs, and what two have in different forms."""
+    """The answer of process 0 in a turn: missing processes, differing ones, and values that two have in different
+    forms.
+    """
 
     missing: tuple[int, ...] = ()
     differing: tuple[int, ...] = ()
@@ -52,7 +54,7 @@ class _Verdict(msgspec.Struct, frozen=True):
 
 
 class _Outcome(msgspec.Struct, frozen=True):
-    """What process 0 made, or the error that it ended with."""
+    """The result of process 0, or the error that it ended with."""
 
     value: bytes = b""
     error: str = ""
@@ -121,7 +123,7 @@ class Agreement:
         jax.devices()
 
     def gather(self, value: bytes) -> list[bytes]:
-        """What all processes give, by process, on every process. ProcessLostError where one does not come."""
+        """Values of all processes, by process, on every process. ProcessLostError where one does not come."""
         try:
             self.world.put(self._key(f"given/{self.world.process}"), value)
             return [self._get(f"given/{p}", self.limit_s) for p in range(self.world.processes)]
@@ -129,7 +131,7 @@ class Agreement:
             raise self._missing((0,)) from error
 
     def take(self, make: Callable[[], bytes]) -> bytes:
-        """What ``make`` returns on process 0; an AutoparError there is raised on all.
+        """The result of ``make`` on process 0; an AutoparError there is raised on all.
 
         Args:
             make: called on process 0 alone.

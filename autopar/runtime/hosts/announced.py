@@ -59,12 +59,12 @@ class Announcement:
 
     @property
     def sharding(self) -> NamedSharding:
-        """Where the results lie: on all devices of all processes."""
+        """Sharding of the results: on all devices of all processes."""
         return NamedSharding(self.mesh, PartitionSpec())
 
     @property
     def numbers(self) -> frozenset[int]:
-        """Of the outputs that are announced."""
+        """Numbers of the announced outputs."""
         return frozenset(r.number for r in self._results)
 
     def compile(self) -> None:

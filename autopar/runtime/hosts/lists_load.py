@@ -154,7 +154,7 @@ def _places(
     dict[int, StackedLeaf],
     dict[int, StackedLeaf],
 ]:
-    """Where inputs and outputs of the step lie, whole and in pieces."""
+    """Places of inputs and outputs of the step, whole and in pieces."""
     content, graph = lowered.plan.content, split_step.step.graph
     meshes = [stage_devices(lowered.plan, s, devices) for s in range(lowered.plan.num_stages)]
     hosted = hosted_of(content)
@@ -209,7 +209,7 @@ def _places(
 
 
 def _together(places: list[tuple[int, NamedSharding]]) -> tuple[list[tuple[int, NamedSharding]], StackedLeaf]:
-    """Where the pieces of a leaf lie between steps: on their stages if the leaf is made of them, else on the first."""
+    """Place of a leaf's pieces between steps: on their stages if the leaf is made of them, else on the first."""
     leaf = StackedLeaf(tuple(sharding for _, sharding in places))
     if len(leaf.runs) > 1 and not leaf.is_direct:
         places = [places[0]] * len(places)
@@ -218,7 +218,7 @@ def _together(places: list[tuple[int, NamedSharding]]) -> tuple[list[tuple[int, 
 
 
 def made_outputs(lowered: LoweredPipeline) -> dict[int, tuple[str, tuple[int, ...], Port, int]]:
-    """By output of the step its name in the dataflow, the workers that make it, and how the first of them does."""
+    """Name in the dataflow, makers, and layout at the first maker, by output of the step."""
     makers_of: dict[int, tuple[str, set[int], Port, int]] = {}
     for program in sorted(lowered.programs, key=lambda p: p.work):
         for port in program.writes:
@@ -239,7 +239,7 @@ def _made_place(
 def _microbatch_place(
     lowered: LoweredPipeline, name: str, shape: tuple[int, ...], sharding: NamedSharding
 ) -> NamedSharding | None:
-    """How a microbatch of an input lies where the input lies: split as it is where that is even, else whole."""
+    """Sharding of a microbatch of an input: split as the input is where that is even, else whole."""
     dim = lowered.map.microbatching.batch.get(name)
     if dim is None:
         return None

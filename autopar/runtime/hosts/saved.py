@@ -53,7 +53,7 @@ class Saver:
         except Exception as error:
             raise CheckpointError(
                 f"checkpoint {number} cannot be written to {self.path}: {error}",
-                cause="the disk is full, the folder is not every process's, or the state has leaves that are no arrays",
+                cause="the disk is full, the folder is not every process's, or leaves of the state are not arrays",
                 remedy="earlier checkpoints are as they were",
             ) from error
         return number
@@ -111,7 +111,7 @@ def folder_of(path: str, at: int | None) -> Path:
 
 
 def shapes_of(folder: Path) -> Any:
-    """What a checkpoint holds, as nested dicts and lists of `jax.ShapeDtypeStruct`. CheckpointError where damaged."""
+    """Contents of a checkpoint, as nested dicts and lists of `jax.ShapeDtypeStruct`. CheckpointError where damaged."""
     try:
         with ocp.StandardCheckpointer() as reader:
             tree = reader.metadata(folder)
@@ -143,7 +143,7 @@ def restored(folder: Path, like: Any) -> Any:
 
 
 def _read_as(like: Any) -> Any:
-    """How an array is read that is wanted as ``like``."""
+    """Restore arguments of an array that is wanted as ``like``."""
     if spans(like.sharding):
         return like
     return jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=everywhere(like.shape))

@@ -40,7 +40,7 @@ _FIRST_TAG = 1 << 30
 
 @dataclass(frozen=True)
 class ArrayPlace:
-    """Where an input or output of the step lies between steps.
+    """Place of an input or output of the step between steps.
 
     Args:
         worker: whose devices have it.
@@ -77,7 +77,7 @@ class LaidOut:
 
 @dataclass(frozen=True, eq=False)
 class StepLists:
-    """What all workers do in a step, and what of it this process starts.
+    """Instructions of all workers in a step, and the part of them that this process starts.
 
     Args:
         lists: of all workers.
@@ -302,7 +302,7 @@ class ListMaker:
 
 
 class _Arrays:
-    """How the arrays of all workers lie along their lists."""
+    """Layouts of the arrays of all workers along their lists."""
 
     def __init__(self, maker: ListMaker, arrays: dict[tuple[int, Buffer], LaidOut]) -> None:
         self._maker = maker

@@ -24,7 +24,7 @@ _GUARD = 'while read -r group; do groups="$groups -$group"; done; kill -s KILL -
 
 @dataclass(frozen=True)
 class SupervisedJob:
-    """What is to run.
+    """A job to supervise.
 
     Args:
         command: of each process.

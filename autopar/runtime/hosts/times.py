@@ -21,5 +21,5 @@ def seconds_of(variable: str, default_s: float) -> float:
     except ValueError:
         seconds = 0.0
     if seconds <= 0:
-        raise ClusterError(f"{variable}={text!r} is no number of seconds", remedy=f"{variable}=60")
+        raise ClusterError(f"{variable}={text!r} is not a number of seconds", remedy=f"{variable}=60")
     return seconds

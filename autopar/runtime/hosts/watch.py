@@ -131,7 +131,7 @@ def print_and_exit(error: ProcessLostError) -> None:
 
 
 def watched() -> ProcessWatch | None:
-    """What watches the world of this process; None where nothing does."""
+    """The watch of this process's world; None where there is none."""
     return next((t for t in threading.enumerate() if isinstance(t, ProcessWatch)), None)
 
 

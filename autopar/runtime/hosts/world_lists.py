@@ -197,7 +197,7 @@ class WorldLists(LoadedPipeline):
 
     @cached_property
     def placements(self) -> Mapping[int, Mapping[str, NamedSharding]]:
-        """By worker how values that come from others are to lie, by name."""
+        """Wanted layouts of values from other workers, by worker and name."""
         placements: dict[int, dict[str, NamedSharding]] = {w: {} for w in self.workers_here}
         for (worker, name), (port, mesh) in self.ports.items():
             placements.setdefault(worker, {})[name] = port.sharding(mesh)
@@ -288,7 +288,7 @@ class WorldLists(LoadedPipeline):
                     start[worker, Buffer(value, k)] = self._cut(array, k * size, size, dim, worker, value)
 
     def _microbatch_sharding(self, value: str, name: str) -> NamedSharding:
-        """How a microbatch of a global input lies where the input lies."""
+        """Sharding of a microbatch of a global input."""
         origin = self.origins[self.index[name]]
         known = self.ports.get((origin.worker, value))
         place = origin.microbatch if known is None else known[0].sharding(known[1])

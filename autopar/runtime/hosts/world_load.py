@@ -135,7 +135,7 @@ def rounds_of(lowered: LoweredPipeline, split_step: SplitStep) -> tuple[Grid, li
 
 
 def _homes(split_step: SplitStep, places: Sequence[_Place]) -> dict[int, int]:
-    """By output that is state the worker on which it lies when a step begins."""
+    """Worker of each output that is state at the beginning of a step."""
     return {n: places[i][1] for n, i in _updates(split_step).items()}
 
 
@@ -183,7 +183,7 @@ def _tables(lowered: LoweredPipeline, grid: Grid, worker: int) -> PathTables:
 
 
 def _ports(lowered: LoweredPipeline) -> dict[tuple[int, str], tuple[Port, Axes]]:
-    """By (worker, name) how the first program there that reads a value takes it, and on what mesh."""
+    """Layout and mesh of the first program that reads a value, by (worker, name)."""
     ports: dict[tuple[int, str], tuple[Port, Axes]] = {}
     for program in lowered.programs:
         axes = lowered.mesh_axes(program.work.stage)
@@ -194,7 +194,7 @@ def _ports(lowered: LoweredPipeline) -> dict[tuple[int, str], tuple[Port, Axes]]
 
 
 def _places(lowered: LoweredPipeline, split_step: SplitStep, grid: Grid) -> list[_Place]:
-    """Where each input of the rewritten step lies when a step begins."""
+    """Place of each input of the rewritten step when a step begins."""
     inputs, ports = split_step.step.graph.inputs, _ports(lowered)
     places: list[_Place] = []
     whole = {at[0]: n for n, at in enumerate(split_step.inputs) if len(at) == 1}
@@ -214,7 +214,7 @@ def _places(lowered: LoweredPipeline, split_step: SplitStep, grid: Grid) -> list
 def _beginning(
     lowered: LoweredPipeline, split_step: SplitStep, grid: Grid, places: Sequence[_Place]
 ) -> tuple[Beginning, dict[tuple[int, Buffer], ShardedType]]:
-    """What lies where when a step begins, and how."""
+    """Places and layouts of values at the beginning of a step."""
     inputs, batch, copies = _lies(lowered, {x.name: n for n, x in enumerate(split_step.step.graph.inputs)}, places)
     start = {at: places[i][0] for at, i in inputs.items()}
     ports = _ports(lowered)
@@ -235,7 +235,7 @@ def _beginning(
 def _lies(
     lowered: LoweredPipeline, index: Mapping[str, int], places: Sequence[_Place]
 ) -> tuple[dict[tuple[int, Buffer], int], dict[tuple[int, Buffer], tuple[int, int]], tuple[BufferCopy, ...]]:
-    """By (worker, buffer) an input, or the microbatch of one; an input that several read is copied from its home."""
+    """Input, or microbatch of one, in each (worker, buffer); an input with several readers is copied from its home."""
     table = lowered.table
     inputs: dict[tuple[int, Buffer], int] = {}
     batch: dict[tuple[int, Buffer], tuple[int, int]] = {}
@@ -269,7 +269,7 @@ def _lies(
 
 
 def _updates(split_step: SplitStep) -> dict[int, int]:
-    """By output of the rewritten step that is state the input that it is the next value of."""
+    """Input of which an output of the rewritten step is the next value, by output that is state."""
     graph = split_step.step.graph
     index = {x.name: n for n, x in enumerate(graph.inputs)}
     return {n: index[o.updates] for n, o in enumerate(graph.outputs) if o.updates in index}
@@ -287,7 +287,7 @@ def _endings(lowered: LoweredPipeline, homes: Mapping[int, int]) -> list[BufferC
 def _results(
     lowered: LoweredPipeline, end: Sequence[Mapping[Key, int]], homes: Mapping[int, int]
 ) -> dict[int, tuple[int, Key]]:
-    """By output the worker and the value there: where it lies when a step begins, if it is state."""
+    """Worker and value of each output: its place at the beginning of a step, if it is state."""
     ends: dict[int, tuple[int, Key]] = {}
     values = lowered.instructions.dataflow.by_name
     for worker, keys in enumerate(end):
@@ -313,7 +313,7 @@ def _shared(
 
 
 def _joined(places: Sequence[_Place], meshes: Sequence[Mesh]) -> NamedSharding:
-    """Where a leaf lies whose pieces, along its first dim, lie so. OneProgramError where that is no sharding of jax."""
+    """Sharding of a leaf with such shardings of its pieces along the first dim. OneProgramError where jax has none."""
     shardings = [sharding_on(meshes[worker], sharded) for sharded, worker in places]
     if len(shardings) == 1:
         return shardings[0]
@@ -329,7 +329,7 @@ def _joined(places: Sequence[_Place], meshes: Sequence[Mesh]) -> NamedSharding:
 
 
 def _compiled(body: OneProgram, mesh: Mesh) -> tuple[tuple[jax.ShapeDtypeStruct, ...], Any]:
-    """What a body takes, and jax's compiled object."""
+    """Operands of a body, and jax's compiled object."""
     spec = PartitionSpec(tuple(mesh.axis_names))
     slots = tuple(
         jax.ShapeDtypeStruct((n * mesh.size,), jax_dtype(d), sharding=NamedSharding(mesh, spec))

@@ -26,7 +26,7 @@ from autopar.schedule.memory import WorkerMemory
 
 @dataclass(frozen=True, eq=False)
 class WorldShardings:
-    """Where inputs and outputs lie."""
+    """Shardings of inputs and outputs."""
 
     input_shardings: tuple[NamedSharding, ...]
     output_shardings: tuple[NamedSharding, ...]
@@ -49,7 +49,7 @@ class WorkerPart:
 
 @dataclass(frozen=True)
 class Beginning:
-    """What lies where when a step begins.
+    """Places of values at the beginning of a step.
 
     Args:
         inputs: by (worker, buffer) the input that lies there.
@@ -103,7 +103,7 @@ class WorldPipeline:
 
     @property
     def worker_memory(self) -> tuple[WorkerMemory, ...]:
-        """Of one program there is no memory of single workers."""
+        """Memory of single workers, which one program does not have."""
         return ()
 
     @property
@@ -131,7 +131,7 @@ class WorldPipeline:
         return [self._place(n, leaf, n in batch) for n, leaf in enumerate(leaves)]
 
     def shard_all(self, leaves: Sequence[Any]) -> list[Any]:
-        """As `place_all`."""
+        """See `place_all`."""
         return self.place_all(leaves)
 
     def make(self, function: Callable[..., Sequence[Any]], arguments: Sequence[Any], inputs: range) -> list[Any]:
@@ -239,7 +239,7 @@ class WorldPipeline:
 
 
 def sharding_on(mesh: Mesh, sharded: ShardedType) -> NamedSharding:
-    """Where a value lies on the mesh of a worker."""
+    """Sharding of a value on the mesh of a worker."""
     spec: PartitionSpec = partition_spec(sharded.layout.dims)
     return NamedSharding(mesh, spec)
 

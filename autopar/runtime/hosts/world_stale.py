@@ -208,7 +208,7 @@ class WorldStale(OverAnother, CarriedCalls):
                     start[worker, b] = safe if safe.sharding == place else jax.device_put(safe, place)
 
     def _left(self, window: Window, step: StepLists, workers: Mapping[int, Worker]) -> dict[str, Any]:
-        """What is under way behind a window, on every process; without data where it lies elsewhere."""
+        """The state under way behind a window, on every process; without data on processes that do not have it."""
         flow = self.windows.flow
         left = {}
         for (worker, b), array in sorted(step.arrays.items(), key=lambda e: e[0]):

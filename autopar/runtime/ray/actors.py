@@ -21,7 +21,7 @@ from autopar.runtime.ray.worker_group import Answer, WorkerGroup
 
 
 class _Actor:
-    """What Ray runs; `WorkerHost` is imported in its process, after the environment is set."""
+    """The actor class of Ray; it imports `WorkerHost` in its process, after the environment is set."""
 
     def __init__(self, handshake: bytes) -> None:
         from autopar.runtime.ray.host import WorkerHost, configure

@@ -133,7 +133,7 @@ class ArrayStore:
         return encode(FileResult())
 
     def start(self, loaded: LoadedFunction, starts: Sequence[Start], given: Mapping[int, Any]) -> dict[Buffer, Any]:
-        """What lies here when a step begins.
+        """Values of this process at the beginning of a step.
 
         Args:
             loaded: what runs.

@@ -1,4 +1,4 @@
-"""Where every process is: it reports the instruction that it is at, the driver remembers the last report.
+"""Progress of every process: it reports its instruction, the driver remembers the last report.
 
 One that was killed or stopped cannot be asked; what it reported last tells what it was doing. The end of its
 connection tells at once that the process is gone, and heartbeats tell of one whose machine is gone or that is stopped.

@@ -50,7 +50,7 @@ class Slot:
 
     @property
     def bundle(self) -> Mapping[str, float]:
-        """What Ray sets aside for it."""
+        """Resources that Ray sets aside for it."""
         devices = {self.resource: float(self.devices)} if self.resource else {}
         return {"CPU": 1.0, **devices, **self._named}
 
@@ -61,7 +61,7 @@ class Slot:
 
     @property
     def resources(self) -> Mapping[str, Any]:
-        """What the process takes of that: arguments of ``actor.options``."""
+        """Resources that the process takes of the bundle: arguments of ``actor.options``."""
         resources: dict[str, Any] = {"num_cpus": 0 if self.shared else 1}
         if self.resource == "GPU":
             resources["num_gpus"] = self.devices
@@ -85,7 +85,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class RayCluster(Cluster):
-    """What `autopar.Cluster.ray` returns. Only the name and the groups are compared and written to plans.
+    """Result of `autopar.Cluster.ray`. Only the name and the groups are compared and written to plans.
 
     Args:
         name: see `Cluster`.
@@ -184,7 +184,7 @@ class RayCluster(Cluster):
 
     @property
     def metrics(self) -> str:
-        """What was counted so far, in Prometheus' format: seconds of steps, bytes, queue depth, recoveries."""
+        """Counters so far, in Prometheus' format: seconds of steps, bytes, queue depth, recoveries."""
         return self.workers.metrics.text
 
     def close(self) -> None:

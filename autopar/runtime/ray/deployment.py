@@ -64,7 +64,7 @@ class Deployment:
 
 @dataclass(frozen=True, eq=False)
 class Replanner:
-    """What to do with fewer machines than there were.
+    """Plans again for fewer machines.
 
     Args:
         deploy: nodes -> the same step, planned for as many or fewer; its inputs and outputs are the same.

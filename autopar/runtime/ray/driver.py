@@ -186,7 +186,7 @@ class Driver(ArrayOwner):
     # -- operations ----------------------------------------------------------------------------
 
     def perform(self, function: Function | None, work: Callable[[], _T], step: int = -1) -> _T:
-        """What ``work`` returns; workers are there and have loaded the function when it is called.
+        """The result of ``work``, which is called once workers exist and have loaded the function.
 
         With ``recover``, workers that are lost are replaced and it is called again.
 

@@ -18,7 +18,7 @@ GRACE_S = 25.0
 
 
 def on_sigterm(ask: Callable[[], None]) -> bool:
-    """From now on SIGTERM to this process calls ``ask`` in a thread of its own, once.
+    """Makes SIGTERM to this process call ``ask`` in a thread of its own, once.
 
     Returns whether it could be arranged, which takes the main thread.
     """

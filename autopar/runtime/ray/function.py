@@ -74,7 +74,7 @@ class Function:
         self.deployment = self._by_nodes[wanted]
 
     def at_most(self, nodes: Nodes) -> Nodes:
-        """Those of the nodes that there are that it can use."""
+        """The nodes among the existing ones that it can use."""
         return tuple(min(have, want) for have, want in zip(nodes, self.nodes, strict=True))
 
     @property

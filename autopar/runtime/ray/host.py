@@ -84,7 +84,7 @@ class WorkerHost:
         return self._methods[method](*args)
 
     def info(self) -> bytes:
-        """Where this process is: a `WorkerInfo`."""
+        """Place of this process: a `WorkerInfo`."""
         at = "" if self._port is None else "{}:{}".format(*self._port.getsockname()[:2])
         return encode(WorkerInfo(self._link.address, os.getpid(), machine(), at))
 

@@ -77,7 +77,7 @@ def own_address() -> str:
 
 
 def _settings(start_s: float) -> dict[str, Any]:
-    """What Ray that is started here does in another way than by itself; ``start_s`` as of `initialize`."""
+    """Settings of a Ray that is started here which differ from its own; ``start_s`` as of `initialize`."""
     return {
         # Workers have environments of their own: a process that Ray starts ahead of time is never one of them.
         "prestart_worker_first_driver": False,
@@ -171,7 +171,7 @@ def _exit(number: int, frame: Any) -> None:
 
 
 def _require_token(folder: str) -> None:
-    """From now on Ray that is started here takes commands only with a token, which lies in a folder of this user.
+    """Makes a Ray that is started here take commands only with a token, which lies in a folder of this user.
 
     What the user says about Ray's token holds. ClusterError where this Ray knows no tokens.
     """

@@ -113,7 +113,7 @@ class _ProcessLine:
         self._is_lost = False
 
     def fileno(self) -> int:
-        """For `select`."""
+        """Descriptor for `select`."""
         return self._connection.fileno()
 
     def send(self, number: int, body: bytes) -> None:

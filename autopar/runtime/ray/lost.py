@@ -1,4 +1,4 @@
-"""Who is to blame when a step does not end: from what the workers answered, and what they reported last."""
+"""The cause of a step that does not end: from the workers' answers, and from their last reports."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WHERE: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Loss:
-    """What came of a call to a process that did not do what it was to.
+    """The failure of a call to a process.
 
     Args:
         error: why nothing came back; empty where something did.
@@ -44,7 +44,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class Scene:
-    """What is known when a call did not succeed everywhere.
+    """Facts about a call that did not succeed everywhere.
 
     Args:
         losses: processes that answered with an error, or that ended, the first one first.

@@ -68,7 +68,7 @@ class MeasuredKind:
 
 @dataclass(frozen=True)
 class MeasuredWorkers:
-    """What was measured of workers.
+    """Measurements of workers.
 
     Args:
         kinds: their devices.
@@ -91,7 +91,7 @@ class MeasuredWorkers:
 
     @property
     def text(self) -> str:
-        """How many workers there are and what they sent over, for people."""
+        """Number of workers and their links, for people."""
         count = sum(len(k.workers) for k in self.kinds)
         way = "over sockets" if self.transport == "sockets" else "pulled from device to device"
         return f"{count} workers on {self.machines} machine{'s' * (self.machines > 1)}, {way}"
@@ -143,7 +143,7 @@ def measure_workers(cluster: RayCluster, effort: Effort, say: Callable[[str], No
 
 
 def cases_of(machines: Sequence[str], devices: Sequence[int], effort: Effort) -> tuple[LinkCase, ...]:
-    """Which transfers are timed: between workers of different machines, one of each; on one machine between all.
+    """Transfers to time: between workers of different machines, one of each; on one machine between all.
 
     Args:
         machines: the machine of each worker.

@@ -50,7 +50,7 @@ class Measurer:
         self._failure = failure
 
     def facts(self) -> bytes:
-        """What the devices are: a `DeviceFacts`."""
+        """The devices, as `DeviceFacts`."""
         devices = self._devices()
         memory = None if devices[0].platform == "cpu" else (devices[0].memory_stats() or {}).get("bytes_limit")
         name, versions = machine_name(devices[0].platform, devices[0].device_kind), f"jax {jax.__version__}"

@@ -1,4 +1,4 @@
-"""What the driver and the workers say to each other, as plain data (MessagePack)."""
+"""Messages between the driver and the workers, as plain data (MessagePack)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _M = TypeVar("_M", bound=msgspec.Struct)
 
 
 class Handshake(msgspec.Struct, frozen=True):
-    """Who a process is.
+    """Identity of a process.
 
     Args:
         process: its number.
@@ -177,7 +177,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Timed(msgspec.Struct, frozen=True, array_like=True):
-    """When an instruction began and ended, by the clock of its machine."""
+    """Begin and end of an instruction, by the clock of its machine."""
 
     index: int
     start_s: float
@@ -211,7 +211,7 @@ class ReadRequest(msgspec.Struct, frozen=True):
 
 
 class FileResult(msgspec.Struct, frozen=True):
-    """What came of reading or writing a checkpoint.
+    """Result of reading or writing a checkpoint.
 
     Args:
         written: what was written, by name.
@@ -243,7 +243,7 @@ class StepResult(msgspec.Struct, frozen=True):
 
 
 class DeviceFacts(msgspec.Struct, frozen=True):
-    """What the devices of a process are; to `Cluster.local` like one of them.
+    """The devices of a process; to `Cluster.local` like one of them.
 
     Args:
         platform: jax's name of their platform.
@@ -262,7 +262,7 @@ class DeviceFacts(msgspec.Struct, frozen=True):
     versions: str
 
     def memory_stats(self) -> dict[str, int]:
-        """As of a device of jax."""
+        """Statistics as of a device of jax."""
         return {} if self.memory_bytes is None else {"bytes_limit": self.memory_bytes}
 
 
@@ -317,7 +317,7 @@ class TransferRequest(msgspec.Struct, frozen=True):
 
 
 class TransferResult(msgspec.Struct, frozen=True):
-    """What came of `TransferRequest`.
+    """Result of a `TransferRequest`.
 
     Args:
         seconds: of each size, of who began.

@@ -1,4 +1,4 @@
-"""What a cluster counts and measures, for Prometheus."""
+"""Counters and measurements of a cluster, for Prometheus."""
 
 from __future__ import annotations
 

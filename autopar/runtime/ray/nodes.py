@@ -1,4 +1,4 @@
-"""What a Ray cluster has: machines with their devices, from its table of nodes, and room for workers on them."""
+"""Machines of a Ray cluster with their devices, from its table of nodes, and room for workers on them."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class WorkerPlacement:
 
     @property
     def platform(self) -> str:
-        """What jax calls the devices."""
+        """Name of the devices' platform in jax."""
         return _PLATFORMS[self.kind]
 
     @property
@@ -124,7 +124,7 @@ class WorkerPlacement:
         )
 
     def room(self, machines: Sequence[Machine]) -> tuple[int, ...]:
-        """How many workers of each kind the machines have room for, no more than there are to be.
+        """Number of workers of each kind for which the machines have room, at most the wanted ones.
 
         Args:
             machines: that are alive.
@@ -168,7 +168,7 @@ def layout(
         ClusterError: the machines do not have as many, or no file is known for them.
     """
     if devices not in ("auto", *KINDS):
-        raise ClusterError(f"devices={devices!r} is no kind of devices", remedy='give "auto", "gpu", "tpu" or "cpu"')
+        raise ClusterError(f"devices={devices!r} is not a kind of device", remedy='give "auto", "gpu", "tpu" or "cpu"')
     kind = next(k for k in KINDS if any(m.devices(k) for m in machines) or k == "cpu") if devices == "auto" else devices
     if isinstance(each, Sequence):
         if not each or (workers is not None and workers != len(each)):

@@ -10,7 +10,7 @@ from autopar.runtime.ray.recovery import RetryPolicy
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a pipeline is run.
+    """Options of running a pipeline.
 
     Args:
         deadline_s: seconds that a step may take.
@@ -56,7 +56,7 @@ class RunOptions:
 
     @property
     def retry(self) -> RetryPolicy:
-        """When operations are tried again."""
+        """The policy of retries."""
         return RetryPolicy(self.recover, self.attempts, self.repeats, self.backoff_s)
 
     @property

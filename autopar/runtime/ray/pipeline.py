@@ -20,11 +20,11 @@ from autopar.runtime.ray.ledger import Call
 from autopar.runtime.ray.messages import Timed
 from autopar.runtime.ray.source import Pipelined
 from autopar.runtime.ray.steps import StepOutcome, lost_array, run_step
-from autopar.runtime.ray.times import measured_timeline
 from autopar.runtime.ray.values import RemoteArray, RemoteStack
 from autopar.runtime.ray.worker_group import WorkerGroup
 from autopar.runtime.transport.tiles import HostKeys, host_copy
-from autopar.simulate import Timeline
+from autopar.schedule import Apply, Run, Send
+from autopar.simulate import Event, Timeline
 
 
 class RemotePipeline:
@@ -55,7 +55,7 @@ class RemotePipeline:
 
     @property
     def deployment(self) -> Deployment:
-        """What runs now, and where."""
+        """The running plan, and its places."""
         return self.function.deployment
 
     @property
@@ -70,17 +70,17 @@ class RemotePipeline:
 
     @property
     def recoveries(self) -> int:
-        """How often lost workers of the cluster were replaced."""
+        """Number of replacements of lost workers of the cluster."""
         return self.driver.recoveries
 
     @property
     def times(self) -> tuple[tuple[Timed, ...], ...]:
-        """For each worker when its instructions ran, of the last step that was timed."""
+        """Times of each worker's instructions in the last timed step."""
         return self._times
 
     @property
     def orders(self) -> tuple[str, ...]:
-        """By worker the order of AMPNet's passes in the last step."""
+        """Order of AMPNet's passes in the last step, by worker."""
         return self._orders
 
     def load(self) -> None:
@@ -297,3 +297,35 @@ def to_host(value: Any) -> Any:
     if isinstance(value, HostKeys):
         return value
     return host_copy(value) if isinstance(value, jax.Array) else np.asarray(value)
+
+
+def measured_timeline(source: Pipelined, times: Sequence[Sequence[Timed]]) -> Timeline:
+    """The timeline of a step: programs on the compute lanes, sends next to them.
+
+    Args:
+        source: the pipeline.
+        times: for each worker when its instructions ran, by clocks that agree (those of one machine do).
+
+    Raises:
+        AutoparError: nothing was measured.
+    """
+    if not any(times):
+        raise AutoparError("no step was timed", remedy="run one with timed=True")
+    zero = min(t.start_s for line in times for t in line)
+    bytes_of = {v.name: v.bytes for v in source.program.dataflow.values}
+    events = []
+    for worker, line in enumerate(times):
+        for t in line:
+            instruction = source.instruction(worker, t.index)
+            start, end = t.start_s - zero, t.end_s - zero
+            if isinstance(instruction, Run):
+                work = instruction.work
+                events.append(Event(start, end, worker, work.kind, work.stage, instruction.microbatch, str(work)))
+            elif isinstance(instruction, Apply):
+                work = instruction.work
+                events.append(Event(start, end, worker, work.kind, work.stage, name=str(work)))
+            elif isinstance(instruction, Send):
+                value, to = instruction.value, instruction.to
+                size = bytes_of.get(value.value, 0)
+                events.append(Event(start, end, worker, "send", name=str(value), target=to, bytes=size))
+    return Timeline.measured(len(times), events)

@@ -30,7 +30,7 @@ from autopar.simulate import Timeline
 
 @dataclass(frozen=True, eq=False)
 class RemoteShardings:
-    """Where inputs and outputs lie, on meshes without devices; what `Compiled` asks of a program."""
+    """Shardings of inputs and outputs, on meshes without devices, for `Compiled`."""
 
     input_shardings: tuple[NamedSharding, ...]
     output_shardings: tuple[NamedSharding, ...]
@@ -68,13 +68,13 @@ class RemoteProgram:
 
     @property
     def plan(self) -> Plan:
-        """What is carried out: another plan than at first where workers were lost for good."""
+        """The plan that is carried out: another one than at first where workers were lost for good."""
         plan: Plan = self.runtime.deployment.plan
         return plan
 
     @property
     def program(self) -> RemoteShardings:
-        """Where inputs and outputs lie."""
+        """Shardings of inputs and outputs."""
         content = self.plan.content
         axes = [s.mesh_axes for s in self.plan.stages]
         meshes = [AbstractMesh(tuple(n for _, n in a), tuple(k for k, _ in a), (AxisType.Auto,) * len(a)) for a in axes]
@@ -168,7 +168,7 @@ class RemoteProgram:
 
     @property
     def constants_by_index(self) -> dict[int, Any]:
-        """What the function closes over, by the index of its leaf."""
+        """Arrays that the function closes over, by the index of their leaf."""
         return dict(enumerate(self.constants, len(self.split_step.inputs) - len(self.constants)))
 
     def joined(self, outputs: Sequence[Any]) -> list[Any]:
@@ -230,7 +230,7 @@ class RemoteProgram:
 
 @dataclass(frozen=True, eq=False)
 class _RemoteExecutables:
-    """What `Compiled` asks of jax's compiled object, for the programs of all workers together."""
+    """The interface of jax's compiled object that `Compiled` uses, for the programs of all workers."""
 
     runtime: RemotePipeline
 

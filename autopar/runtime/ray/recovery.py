@@ -1,4 +1,4 @@
-"""What a driver does when workers are lost: a state machine without I/O. Events go in, instructions come out.
+"""Recovery from lost workers: a state machine without I/O. Events go in, instructions come out.
 
 The driver carries an instruction out and tells how it ended; the machine says what comes next. It begins with an
 operation that somebody asked for and ends with `Finish` or `GiveUp`. A list of events is enough to replay any recovery.
@@ -14,7 +14,7 @@ from autopar.errors import WorkerLostError
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """When to try again.
+    """Policy of retries.
 
     Args:
         recover: whether lost workers are replaced at all.
@@ -37,7 +37,7 @@ class RetryPolicy:
 
 @dataclass(frozen=True)
 class RecoveryPlace:
-    """Where workers were lost.
+    """Place at which workers were lost.
 
     Args:
         doing: what the driver had them do: "launch", "replay" or "operate".
@@ -126,7 +126,7 @@ class End:
 
 @dataclass(frozen=True)
 class Finish:
-    """What was asked for is done."""
+    """The request is done."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,7 +159,7 @@ class Recovery:
 
     @property
     def losses(self) -> int:
-        """How often workers were lost in this operation."""
+        """Number of losses of workers in this operation."""
         return len(self._places)
 
     def handle(self, event: Event) -> Instruction:

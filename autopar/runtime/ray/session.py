@@ -204,7 +204,7 @@ class Session:
             raise
 
     def _caller(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> WorkerGroup | StepLines:
-        """How a method is called: small steps go over the lines, which an interrupt may have closed."""
+        """Caller of a method: small steps go over the lines, which an interrupt may have closed."""
         if method != "step" or self._lines is None:
             return self.worker_group
         if self._lines.is_closed:
@@ -234,7 +234,7 @@ class Session:
     def _answers(
         self, caller: WorkerGroup | StepLines, method: str, tickets: dict[int, Any], limit_s: float
     ) -> tuple[dict[int, Any], dict[int, Loss]]:
-        """What came of calls, by process; neither of those that are still awaited when it is clear that one failed."""
+        """Answers and losses by process. Calls still pending when another has failed appear in neither."""
         answers: dict[int, Any] = {}
         losses: dict[int, Loss] = {}
         # Processes that wait for another one give up at the same limit: their answers say whom they waited for.
@@ -282,7 +282,7 @@ class Session:
 
 
 def _layouts(programs: Sequence[ExportedProgram], processes: int) -> dict[str, ShardLayout]:
-    """How values lie that the programs read, or else make, by name."""
+    """Layouts of values that the programs read, or else make, by name."""
     layouts: dict[str, ShardLayout] = {}
     for ports in ([(p, r) for p in programs for r in p.reads], [(p, r) for p in programs for r in p.results]):
         for program, port in ports:

@@ -19,7 +19,7 @@ from autopar.schedule.instructions import Instruction
 
 @dataclass(frozen=True)
 class ArrayPlace:
-    """Where an input of the step goes on one worker.
+    """Place of an input of the step on one worker.
 
     Args:
         value: name of the value there.
@@ -40,7 +40,7 @@ class ArrayPlace:
 
 @dataclass(frozen=True)
 class Result:
-    """Where an output of the step comes from.
+    """Source of an output of the step.
 
     Args:
         worker: who has it at the end.
@@ -133,7 +133,7 @@ def pipelined(
 def places_of_inputs(
     program: Program, inputs: tuple[Input, ...], batch: Mapping[str, int]
 ) -> tuple[tuple[ArrayPlace, ...], ...]:
-    """What lies on each worker when a step begins, of a program whose workers begin with inputs alone.
+    """Values on each worker at the beginning of a step, of a program whose workers begin with inputs alone.
 
     Args:
         program: its instruction lists.
@@ -177,7 +177,7 @@ def _results(
 
 
 def placement_text(worker: int, axes: Axes, port: Port) -> str:
-    """How a value lies on a worker, for people.
+    """Layout of a value on a worker, for people.
 
     Args:
         worker: who has it.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def ray_cluster(address: str | None, options: RayOptions) -> RayCluster:
-    """What `autopar.Cluster.ray` gives.
+    """The cluster of `autopar.Cluster.ray`.
 
     Args:
         address: of a running Ray cluster, or None.

@@ -17,7 +17,7 @@ from autopar.runtime.ray.source import Pipelined
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """What came of a step.
+    """Result of a step.
 
     Args:
         small: small results by number of the array.
@@ -36,7 +36,7 @@ class StepOutcome:
 
 @dataclass
 class _WorkerInputs:
-    """What one worker is sent."""
+    """Values sent to one worker."""
 
     starts: list[Start] = field(default_factory=list)
     given: dict[int, Any] = field(default_factory=dict)
@@ -100,7 +100,7 @@ def run_step(
 
 
 def _parts(ledger: Ledger, source: Pipelined, call: Call) -> tuple[list[_WorkerInputs], list[Move]]:
-    """What each worker starts with and gives, and arrays that go from worker to worker before."""
+    """Inputs and results of each worker, and arrays that go from worker to worker before the step."""
     moves: list[Move] = []
     parts = [_WorkerInputs() for _ in source.places]
     count = source.program.table.num_microbatches

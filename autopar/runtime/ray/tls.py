@@ -67,7 +67,7 @@ def new_identity() -> Identity:
 
 
 def credentials_of(secret: bytes, identity: Identity | None) -> Credentials:
-    """What a process connects with.
+    """Credentials with which a process connects.
 
     Args:
         secret: what connections begin with.

@@ -36,7 +36,7 @@ class Writing(ABC):
 
 
 class ArrayOwner(ABC):
-    """Where arrays lie that there are handles to."""
+    """Owner of arrays that handles stand for."""
 
     @abstractmethod
     def fetch(self, ids: Iterable[int]) -> dict[int, Any]:

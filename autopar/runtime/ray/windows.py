@@ -55,12 +55,12 @@ class WindowSources:
         return self._source(window, begins=not number, metrics=True)
 
     def drain(self, calls: int) -> WindowSource:
-        """What ends ``calls`` calls."""
+        """The window that ends ``calls`` calls."""
         return self._source(self.stale.windows.drain(calls), begins=False, metrics=False)
 
     @cached_property
     def _ports(self) -> Mapping[tuple[int, str], Port]:
-        """By stage and name what programs read or make."""
+        """Ports of programs, by stage and name."""
         programs = self.stale.pipeline.programs
         ports = {(p.work.stage, port.name): port for p in programs for port in p.results}
         return ports | {(p.work.stage, port.name): port for p in programs for port in p.reads}
@@ -117,7 +117,7 @@ class WindowSources:
                 yield from ((s, place) for s in value.stages)
 
     def _buffers(self, window: Window) -> list[set[Buffer]]:
-        """By worker the buffers that are there at some time."""
+        """Buffers that exist at some time, by worker."""
         inputs = [v for v in self.stale.windows.flow.dataflow.values if v.is_input and v.lifetime == "step"]
         return [
             set(window.starts[w])

@@ -1,4 +1,4 @@
-"""How arrays get from one worker to another: in one process, or over sockets."""
+"""Transport of arrays from one worker to another: in one process, or over sockets."""
 
 from autopar.runtime.transport.base import PeerLostError, SilentPeerError, WorkerLink
 from autopar.runtime.transport.queues import WorkerQueues

@@ -1,4 +1,4 @@
-"""Which blocks of an array go from which device to which, where it is laid out on other devices: `block_rounds`.
+"""Moves of blocks of an array from device to device, for another layout on other devices: `block_rounds`.
 
 Both layouts cut the array evenly. Blocks are the largest pieces of which every shard of both is made. In a round each
 device sends one block at most and receives one at most, as in a permute of XLA.

@@ -27,7 +27,7 @@ _CONNECT_S = 20.0
 
 @dataclass(frozen=True)
 class Credentials:
-    """What processes of one cluster know and others do not.
+    """Secrets of the processes of one cluster.
 
     Args:
         secret: what every connection begins with.

@@ -71,7 +71,7 @@ Received: TypeAlias = Tiled | Offered
 
 
 class Transfers:
-    """What this process offers and pulls.
+    """Offers and pulls of this process.
 
     Args:
         host: address to listen on.
@@ -188,7 +188,7 @@ def merged(parts: Sequence[Received], transfers: Transfers | None) -> Received:
 
 
 def common(a: Box, b: Box) -> Box | None:
-    """What two boxes have in common; None where that is nothing."""
+    """The intersection of two boxes; None where it is empty."""
     both = tuple((max(p, q), min(r, s)) for (p, r), (q, s) in zip(a, b, strict=True))
     return both if all(low < high for low, high in both) else None
 

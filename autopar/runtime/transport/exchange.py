@@ -150,7 +150,7 @@ def even_bytes(size: int, lanes: int) -> int:
 
 
 def payload(size: int, lanes: int) -> np.ndarray[Any, Any]:
-    """What is sent: numbers that tell where they belong.
+    """The contents of a transfer: numbers that tell where they belong.
 
     Args:
         size: bytes, about: see `even_bytes`.

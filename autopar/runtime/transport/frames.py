@@ -19,7 +19,7 @@ _LONGEST_HEADER = 1 << 24
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True):
-    """What comes before the tiles.
+    """The part of a frame before its tiles.
 
     Args:
         tag: of the transfer.
@@ -46,7 +46,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True)
 class Frame:
-    """What came over a connection.
+    """A message received over a connection.
 
     Args:
         step: number of the step that it belongs to.

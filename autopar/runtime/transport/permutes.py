@@ -96,7 +96,7 @@ class MoveProgram:
 
     @cached_property
     def _given(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """What the program takes of each array: the shards of all devices along the first dim."""
+        """Operands of the program: the shards of all devices of each array along the first dim."""
         return tuple(self._stacked(m.source.shard_shape(m.shape), jax_dtype(m.dtype)) for m in self._numbers)
 
     def _stacked(self, shard: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
@@ -117,7 +117,7 @@ class MoveProgram:
         return jax.jit(mapped).lower(*self._given).compile()
 
     def _body(self, move: ArrayMove) -> Callable[[Any], Any]:
-        """What a device does with its shard of an array."""
+        """A device's part of the program, on its shard of an array."""
         have, want = move.source.shard_shape(move.shape), move.target.shard_shape(move.shape)
         sources, targets = self._corners(move.source, move.shape), self._corners(move.target, move.shape)
         processes = [d.process_index for d in self.mesh.devices.flat]
@@ -135,7 +135,7 @@ class MoveProgram:
         return body
 
     def _corners(self, sharding: NamedSharding, shape: tuple[int, ...]) -> dict[int, tuple[int, ...]]:
-        """By number of a device the first index of its shard in each dim."""
+        """First index of a device's shard in each dim, by number of the device."""
         corners = {}
         for device, index in sharding.devices_indices_map(shape).items():
             slices = (*(index or ()), *(slice(None),) * (len(shape) - len(index or ())))

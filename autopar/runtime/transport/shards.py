@@ -1,4 +1,4 @@
-"""Which parts of an array the processes of a worker hold, told without devices, so that a sender knows it too."""
+"""Parts of an array that the processes of a worker hold, computed without devices, so that a sender knows them too."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autopar.runtime.transport.tiles import Box, Tile, Tiled
 
 
 class ShardLayout(msgspec.Struct, frozen=True, array_like=True):
-    """How an array lies on the devices of several processes, each with the next of the mesh's devices, row by row.
+    """Layout of an array on the devices of several processes, each with the next of the mesh's devices, row by row.
 
     Args:
         axes: (name, size) of the mesh's axes, major first.
@@ -50,7 +50,7 @@ class ShardLayout(msgspec.Struct, frozen=True, array_like=True):
 
 
 def cut(tiled: Tiled, boxes: Sequence[Box]) -> Tiled:
-    """What of the tiles lies in some of ``boxes``, each piece once.
+    """The parts of the tiles in some of ``boxes``, each piece once.
 
     Args:
         tiled: an array as tiles, or a part of it.

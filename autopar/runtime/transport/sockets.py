@@ -68,7 +68,7 @@ class SocketLink(WorkerLink):
             self._sender(worker)
 
     def begin(self, deadline_s: float, step: int = 0) -> None:
-        """From now on `receive` takes what belongs to a step, and waits for it for ``deadline_s`` seconds at most."""
+        """Makes `receive` take the values of a step, with a deadline of ``deadline_s`` seconds."""
         self._step = step
         self._waited_from = time.monotonic()
         self._deadline = self._waited_from + deadline_s
@@ -147,7 +147,7 @@ class SocketLink(WorkerLink):
         return came.array() if sharding is None else placed(came, sharding)
 
     def receive_shards(self, source: int, tag: int) -> Received:
-        """What ``source`` sent next; see `WorkerLink.receive`."""
+        """The next shards from ``source``; see `WorkerLink.receive`."""
         frame = self._inbox(source).take(self._step, self._waited_from, self._deadline)
         check_tag(source, tag, frame.tag)
         if isinstance(frame.array, Offered):

@@ -166,7 +166,7 @@ def tiles_of(array: Any) -> Tiled:
 
 
 def device_boxes(sharding: NamedSharding, shape: Sequence[int]) -> dict[jax.Device, Box]:
-    """What of an array of a shape lies on each device of this process."""
+    """Boxes of an array of a shape on each device of this process."""
     boxes: dict[jax.Device, Box] = {}
     for device, index in sharding.addressable_devices_indices_map(tuple(shape)).items():
         slices = (*(index or ()), *(slice(None),) * (len(shape) - len(index or ())))
@@ -252,14 +252,14 @@ def on_host(tiled: Tiled) -> np.ndarray[Any, Any] | HostKeys:
 
 
 def tiled_host(value: Any) -> Tiled:
-    """What `host_copy` copied, as tiles."""
+    """The copy of `host_copy`, as tiles."""
     if isinstance(value, HostKeys):
         return replace(tiles_of(value.data), key=value.generator)
     return tiles_of(value)
 
 
 def from_host(value: Any) -> Any:
-    """What `host_copy` copied, as an array; keys on the default device."""
+    """The copy of `host_copy`, as an array; keys on the default device."""
     if isinstance(value, HostKeys):
         return jax.random.wrap_key_data(jnp.asarray(value.data), impl=value.generator)
     return value

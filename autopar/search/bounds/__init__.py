@@ -1,1 +1,1 @@
-"""What no plan of a step does without: what lies in memory, and how stages and microbatches share the work."""
+"""Bounds that hold for every plan of a step: values in memory, and the share of stages and microbatches in its work."""

@@ -32,7 +32,7 @@ from autopar.search.intra.fusion import growth_of, is_recomputed
 def floors(
     operators: Sequence[Operator], inputs: Mapping[str, float], passed_on: Collection[str] = ()
 ) -> dict[str, float]:
-    """By value the least bytes of what lies in memory of which it is computed, itself where it does.
+    """Least bytes of the stored values from which each value is computed, itself where it is stored.
 
     What loops return of each trip may be computed again in the body of another loop, and has its floor there.
 

@@ -1,4 +1,4 @@
-"""What is known of the values of one graph, whatever is fused, recomputed and cut into stages."""
+"""Facts about the values of one graph, whatever is fused, recomputed and cut into stages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_DEPTH = 64
 
 
 class Values:
-    """What is known of the values of one graph, whatever is fused.
+    """Facts about the values of one graph, whatever is fused.
 
     A kernel reads what it is computed from as far back as that lies in memory. Which values do is not known: they are a
     cut between the kernel and what lies in memory in any case, so their bytes are at least what flows between the two

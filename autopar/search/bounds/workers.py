@@ -1,4 +1,4 @@
-"""How many devices the workers of a pipeline may have."""
+"""Numbers of devices that the workers of a pipeline may have."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def cached(strategy: Strategy, cache: PlanCache | None) -> Strategy:
 
 
 def cached_with_stages(strategy: Strategy, cache: PlanCache | None) -> Strategy:
-    """What plans several stages by a strategy, those of each stage and of the whole kept where there is a cache.
+    """A planner of several stages by a strategy; plans of stages and of the whole are kept where there is a cache.
 
     That is the strategy where it cuts the step into stages itself, else the search of pipelines.
     """
@@ -82,6 +82,6 @@ def cached_with_stages(strategy: Strategy, cache: PlanCache | None) -> Strategy:
 
 
 def cached_with_branches(strategy: Strategy, cache: PlanCache | None) -> Strategy:
-    """What plans independent branches side by side, by a strategy that shards one stage."""
+    """A planner of independent branches side by side, by a strategy that shards one stage."""
     whole = partial(branches, intra=cached(strategy, cache))
     return whole if cache is None else Cached(whole, cache, ("branches", strategy))

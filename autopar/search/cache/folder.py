@@ -1,4 +1,4 @@
-"""Where plans are kept."""
+"""Folder of plans."""
 
 from __future__ import annotations
 

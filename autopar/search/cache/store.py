@@ -59,7 +59,7 @@ class PlanCache:
         return environment_hash()
 
     def get(self, key: str) -> PlanContent | None:
-        """What the plan of `get_plan` decides."""
+        """The plan of `get_plan`."""
         plan = self.get_plan(key)
         return None if plan is None else plan.content
 
@@ -144,7 +144,7 @@ def _removed(path: Path) -> bool:
 
 
 class _Searched(msgspec.Struct):
-    """What planning took, by kind and by key of a store, and its trail."""
+    """Work of planning by kind and by key of a store, and its trail."""
 
     counts: dict[Work, int]
     kept: dict[str, dict[Work, int]]

@@ -65,7 +65,7 @@ def compose(problem: Problem, candidate: Candidate, sliced: Sliced, parts: Seque
 
 
 def _barrier(sliced: Sliced) -> list[str]:
-    """That examples meet, where they do."""
+    """Note on meetings of examples, if there are any."""
     if not sliced.map.microbatching.between:
         return []
     return ["examples meet: all forward passes run first, then what needs all microbatches, then all backward passes"]

@@ -1,4 +1,4 @@
-"""Where examples meet, in the record of a pipeline: works between its forward and its backward passes."""
+"""Meetings of examples in the record of a pipeline: works between its forward and its backward passes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from autopar.stages import StageParts
 
 
 def met_name(name: str) -> str:
-    """What a value that is sent where examples meet is called in the record."""
+    """Name in the record of a value that is sent where examples meet."""
     return str(ValueRef("met", name))
 
 
 @dataclass(frozen=True)
 class StageMeeting:
-    """What a stage does where examples meet; nothing where it has no part in it.
+    """A stage's work where examples meet; empty where it has no part in it.
 
     Args:
         graph: the whole step.
@@ -53,7 +53,7 @@ class StageMeeting:
         return tuple(met_name(r.name) for r in self.part.received_met if r.name in read)
 
     def values(self) -> Iterator[ValueSpec]:
-        """What it brings and makes, with bytes a device."""
+        """Its operands and results, with bytes a device."""
         devices, count, types = len(self.stage.devices), self.microbatching.count, self.graph.types
         for name in self.terms:
             # A microbatch brings its piece of what is stacked, and a term as large as all of what is added up.

@@ -23,7 +23,7 @@ from autopar.stages import StageParts
 def pipeline_of(
     graph: Graph, sliced: Sliced, parts: Sequence[PlanContent], table: Table, cost: CostModel
 ) -> tuple[Dataflow, Durations]:
-    """What the works of a pipeline read and write, and how long what they do takes.
+    """Reads, writes and seconds of the works of a pipeline.
 
     Args:
         graph: the whole step.
@@ -83,7 +83,7 @@ def pipeline_of(
 
 
 def _stage_values(part: StageParts, stage: Stage, table: Table, bytes_of: Mapping[str, float]) -> Iterator[ValueSpec]:
-    """What a stage keeps and sends, with bytes a device."""
+    """Values that a stage keeps and sends, with bytes a device."""
     state, activations, stash, gradients = _own_values(part.stage)
     yield ValueSpec(state, stage.state_bytes, "step", stages=(part.stage,))
     yield ValueSpec(activations, stage.activation_bytes, "microbatch", host=stage.form.activations_offloaded)

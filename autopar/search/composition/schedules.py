@@ -1,4 +1,4 @@
-"""Which schedule a pipeline runs where that is free.
+"""Chooses the schedule of a pipeline.
 
 The dynamic program minimizes sum t_i + (m-1) max t_i, which no schedule changes much, and stages are planned for 1F1B,
 which holds least. Then every schedule with one stage a worker is timed with those stages (a table takes milliseconds,

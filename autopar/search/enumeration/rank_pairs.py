@@ -44,7 +44,7 @@ class InterpolatedCosts:
 
     @property
     def problem(self) -> Problem:
-        """What is planned."""
+        """The problem that is planned."""
         return self.few.problem
 
     @property

@@ -61,7 +61,7 @@ def shared_candidates(problem: Problem, source: StageSource, shared: SharedStage
 
 
 def _members(graph: Graph, microbatching: Microbatching, shared: SharedStages) -> dict[int, list[str]]:
-    """By stage the operators of the forward pass: each is on the last stage whose state was read so far."""
+    """Operators of the forward pass, by stage: each is on the last stage whose state was read so far."""
     forward = {op.id for op in forward_operators(graph, microbatching)}
     needed: dict[str, int] = dict(shared.inputs)
     members: dict[int, list[str]] = {}

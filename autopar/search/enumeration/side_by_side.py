@@ -189,7 +189,7 @@ def _candidate(problem: Problem, placement: _Placement, count: int, layers: tupl
 
 
 def _after(graph: Graph, members: Sequence[Sequence[str]]) -> tuple[tuple[int, ...], ...]:
-    """By stage the earlier stages whose values its operators read."""
+    """Earlier stages whose values the operators of each stage read."""
     stage_of = {v.name: s for s, ids in enumerate(members) for id in ids for v in graph.by_id[id].results}
     after = []
     for s, ids in enumerate(members):

@@ -1,11 +1,10 @@
 """Sharding of every operator on one device mesh, as a `ChoiceProblem` (Alpa, OSDI'22, section 4).
 
-`build` states the problem; `extract` turns a choice into the plan's records; `bill_of` lists what devices run and send.
+`build` states the problem; `extract` turns a choice into the plan's records.
 """
 
-from autopar.search.intra.bill import Bill, BilledMessage, Kernel, bill_of
 from autopar.search.intra.build import build
 from autopar.search.intra.extract import Sharding, extract
 from autopar.search.intra.sharding_problem import ShardingProblem
 
-__all__ = ["Bill", "BilledMessage", "Kernel", "Sharding", "ShardingProblem", "bill_of", "build", "extract"]
+__all__ = ["Sharding", "ShardingProblem", "build", "extract"]

@@ -1,7 +1,7 @@
 """Attention in blocks as the planner prices it: seconds, memory, and whether scores that a mask leaves empty are made.
 
 On one device leaving them out costs nothing. On a ring tokens are dealt out in halves and brought home again, so that
-devices do the same work (`autopar.lower.localize.halves`): done where the products that are left out take longer.
+devices do the same work (`autopar.lower.localize.attention`): done where the products that are left out take longer.
 """
 
 from __future__ import annotations

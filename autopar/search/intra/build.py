@@ -1,4 +1,4 @@
-"""From a graph and a logical mesh to a `ChoiceProblem`.
+"""States the `ChoiceProblem` of a graph on a logical mesh.
 
 Variables (nodes), each a choice of one strategy:
 - an input: its layout, and where it lies (`.host`); if several operators read it, also a shared copy's (`.connect`);
@@ -103,7 +103,7 @@ def build(problem: Problem, mesh: LogicalMesh, *, split_phases: bool = False) ->
 
 
 def _costly(edges: Mapping[tuple[int, int], Array]) -> Mapping[int, bool]:
-    """By `_base` of a matrix whether anything in it costs something: many edges share one, or its transpose."""
+    """Whether any edge of a matrix costs something, by `_base`: many edges share one, or its transpose."""
     return {base: bool(costs.any()) for base, costs in {_base(costs): costs for costs in edges.values()}.items()}
 
 

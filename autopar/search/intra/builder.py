@@ -18,7 +18,7 @@ from autopar.search.intra.tables import MeshTables
 
 
 class Builder:
-    """What is known of a `ChoiceProblem` so far.
+    """A `ChoiceProblem` under construction.
 
     Args:
         mesh: the logical mesh.

@@ -1,4 +1,4 @@
-"""Which products run in blocks, next to the messages of a gather before them or of a scatter after them.
+"""Chooses products that run in blocks, next to the messages of a gather before them or of a scatter after them.
 
 Layouts are chosen before, as if no product did. A conversion is done so where it is one gather whose first reader is a
 product, or one sum and scatter of a product that is read in no other way; and where the product in blocks
@@ -185,7 +185,7 @@ def _only_step(
 def _reads_as_made(
     sharding_problem: ShardingProblem, choice: Sequence[int], sent: Sequence[PricedCollective]
 ) -> Counter[str]:
-    """By value how often it is read in the layout that it is made in: as it is, and for conversions."""
+    """Number of reads of each value in the layout that it is made in, by readers and by conversions."""
     conversions: dict[str, set[tuple[int, Layout]]] = defaultdict(set)
     reads: Counter[str] = Counter()
     for c in sent:

@@ -99,7 +99,7 @@ def collectives(
 
 
 def _edges(problem: Problem, sharding_problem: ShardingProblem, choice: Sequence[int]) -> Iterator[PricedCollective]:
-    """What operators send to neighbours while they run."""
+    """Messages of operators to neighbours during their run."""
     for s in sharding_problem.sites:
         strategy = s.strategies[choice[s.node]]
         if not strategy.exchanges and not strategy.rings:

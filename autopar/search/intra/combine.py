@@ -1,4 +1,4 @@
-"""Which collectives a compiler sends as one: those of a kind and of the same groups of devices, up to a threshold.
+"""Finds collectives that a compiler sends as one: those of a kind and of the same groups of devices, up to a threshold.
 
 XLA joins all-gathers, all-reduces and reduce-scatters of a computation that do not depend on each other, in the order
 of the program, until their bytes reach a threshold (another one for all-gathers): that of the stack, or of the plan.
@@ -32,13 +32,13 @@ class Thresholds:
 
     @staticmethod
     def of(stack: Stack) -> Thresholds:
-        """Those of a training program where nobody says otherwise."""
+        """Thresholds of a training program, unless a plan sets others."""
         return Thresholds(stack.combine_bytes, stack.gather_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Who makes and who takes the value of a collective, as places in the order of the program.
+    """Maker and reader of a collective's value, as places in the order of the program.
 
     Args:
         producer: place of the task that makes it; -1 for what is there at the start.
@@ -116,7 +116,7 @@ def _key(c: PricedCollective) -> tuple[str, str, float]:
 
 
 def _before(needs: Sequence[Sequence[int]]) -> list[int]:
-    """By place of a task the tasks that it needs, directly or not, and itself, as bits."""
+    """Tasks that each task needs, directly or not, and itself, as bits."""
     before: list[int] = []
     for place, direct in enumerate(needs):
         bits = 1 << place

@@ -13,7 +13,7 @@ from autopar.search.intra.operators import OperatorOptions
 def constrained(
     constraints: Mapping[str, Constraint], name: str, layouts: tuple[Layout, ...], mesh: LogicalMesh
 ) -> tuple[Layout, ...]:
-    """Those of an input's ``layouts`` that keep the constraint on it; none where it cannot hold on ``mesh``.
+    """The ``layouts`` of an input that keep the constraint on it; none where it cannot hold on ``mesh``.
 
     Args:
         constraints: by the name of the input.
@@ -28,7 +28,7 @@ def constrained(
 
 
 def asked(op: Operator, options: OperatorOptions, mesh: LogicalMesh) -> tuple[OperatorOptions, str]:
-    """What ``op`` may do where the user's code says by it how its result lies, and a line on whether that is kept.
+    """Strategies of ``op`` under the layout that the user's code asks for, and a line on whether it is kept.
 
     Where nothing is said the line is empty; where ``mesh`` cannot say it ``options`` are as they were.
     """

@@ -1,4 +1,4 @@
-"""What operators send to neighbours while they run, edges of shards and whole pieces: bytes, and seconds.
+"""Messages of operators to neighbours during their run, edges of shards and whole pieces: bytes, and seconds.
 
 Edges that one operator had from neighbours serve those who read the same value later, in the same layout and over the
 same windows, as the gradient of a kernel after the convolution: XLA sends what is the same once.
@@ -79,7 +79,7 @@ def edges(
 
 
 def exchanged(strategy: Strategy, operand: int) -> Exchanged:
-    """What a strategy has of neighbours of an operand; None also where something goes back to them."""
+    """Pieces of an operand from neighbours under a strategy; None also where something goes back to them."""
     of_operand = tuple(replace(e, operand=0) for e in strategy.exchanges if e.operand == operand)
     if not of_operand or any(e.returns for e in of_operand):
         return None
@@ -87,7 +87,7 @@ def exchanged(strategy: Strategy, operand: int) -> Exchanged:
 
 
 class SharedEdges:
-    """Who had edges of a value from neighbours first, by value and, where passes share nothing, by pass."""
+    """The first receiver of a value's edges, by value and, where passes share nothing, by pass."""
 
     def __init__(self) -> None:
         self.first: dict[tuple[str, str], tuple[int, int]] = {}

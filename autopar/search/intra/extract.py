@@ -1,4 +1,4 @@
-"""From a choice to what the plan records: layouts, conversions, communication, memory, reasons."""
+"""Records of a choice for the plan: layouts, conversions, communication, memory, reasons."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SHOWN_OPERATORS = 4
 
 @dataclass(frozen=True)
 class Sharding:
-    """What a choice means for the plan.
+    """Records of a choice for the plan.
 
     Args:
         inputs: layout of each top-level input by name.
@@ -100,7 +100,7 @@ def extract(
     choice: Sequence[int],
     thresholds: Thresholds | None = None,
 ) -> Sharding:
-    """What ``choice`` means.
+    """Turns ``choice`` into the plan's records.
 
     Args:
         problem: what was planned.
@@ -282,7 +282,7 @@ def value_layouts(sharding_problem: ShardingProblem, choice: Sequence[int]) -> d
 def copy_layouts(
     sharding_problem: ShardingProblem, choice: Sequence[int], layouts: Mapping[str, Layout]
 ) -> dict[str, dict[str, Layout]]:
-    """By value and phase the layout of the shared copies that differ from the value as made."""
+    """Layout of the shared copies that differ from the value as made, by value and phase."""
     copies: dict[str, dict[str, Layout]] = defaultdict(dict)
     for c in sharding_problem.copies:
         layout = c.layouts[choice[c.node]]
@@ -300,7 +300,7 @@ def _is_other_name(v: ValueDraft) -> bool:
 def _sliced_s(
     cost: CostModel, sharding_problem: ShardingProblem, moved: Mapping[str, int]
 ) -> list[tuple[str, str, float]]:
-    """By loop inside of a loop over microbatches its phase, and seconds a step of slices that it takes from hosts."""
+    """Phase and seconds a step of slices from hosts, by loop inside of a loop over microbatches."""
     stacks = ((sharding_problem.values[k], n) for k, n in moved.items() if sharding_problem.values[k].alias)
     return [
         (u.consumer, u.phase, v.weight * v.trips * cost.host_s(bytes / v.trips))
@@ -430,7 +430,7 @@ def views_of(sharding_problem: ShardingProblem, choice: Sequence[int]) -> frozen
 
 
 def _choices(sharding_problem: ShardingProblem, choice: Sequence[int]) -> tuple[Choice, ...]:
-    """For each node with an alternative, its cost and the next best, everything else as it is."""
+    """Cost and the next best choice of each node with an alternative, everything else as it is."""
     costs = [n.costs.copy() for n in sharding_problem.nodes]
     for e in sharding_problem.problem.edges:
         costs[e.source] += e.costs[:, choice[e.target]]

@@ -1,4 +1,4 @@
-"""Which operators a compiler fuses into their neighbours, so that their results need no memory."""
+"""Finds operators that a compiler fuses into their neighbours, so that their results need no memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan may keep in host memory: state that only the update needs, and stacks that loops take in slices.
+"""Values that a plan may keep in host memory: state that only the update needs, and stacks that loops take in slices.
 
 Each layout of such an input is offered twice: on the device, and in the memory of the device's host between updates.
 There it costs two moves a step (to the device and back), which overlap with nothing, and holds memory of the device
@@ -46,7 +46,7 @@ IN_HOST_MEMORY = ", in host memory"
 
 @dataclass(frozen=True)
 class Offloading:
-    """What of a graph may be kept in host memory.
+    """Values of a graph that may be kept in host memory.
 
     Args:
         inputs: their names.
@@ -70,7 +70,7 @@ NOTHING = Offloading()
 
 
 def offloading(problem: Problem) -> Offloading:
-    """What may be kept in host memory, as the options and the cluster allow."""
+    """Values that may be kept in host memory, as the options and the cluster allow."""
     if problem.job.offload == "none":
         return NOTHING
     if any(g.host_bandwidth is None for g in problem.cluster.groups):
@@ -90,7 +90,7 @@ def offloading(problem: Problem) -> Offloading:
 
 
 def kept_whole(graph: Graph) -> tuple[str, ...]:
-    """That gradients of stacks stay on the devices, where an operator of the update reads them whole."""
+    """Note on gradients of stacks that stay on the devices because an operator of the update reads them whole."""
     loops = [op for op in graph.operators if op.primitive == "scan" and phase_of(op) == "backward"]
     gradients = {v.name: v.type for op in loops for v in op.results[Scan.of(op).num_carry :]}
     readers = [op for op in graph.operators if phase_of(op) == "update" and op.primitive != "scan"]
@@ -237,7 +237,7 @@ def on_device(v: ValueDraft, bytes: Array) -> Array:
 
 
 def host_usage(problem: Problem, v: ValueDraft, bytes: Array, stop: int) -> UsageDraft:
-    """What a value takes of host memory, at a time after the step at which only such usages are live.
+    """Host memory of a value, at a time after the step at which only such usages are live.
 
     Args:
         problem: its limit is what bytes of host memory are measured by.

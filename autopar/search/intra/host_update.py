@@ -1,4 +1,5 @@
-"""Which operators of an update run on the host: a minimum cut between devices and hosts (ZeRO-Offload, section 3).
+"""Chooses operators of an update that run on the host: a minimum cut between devices and hosts (ZeRO-Offload, section
+3).
 
 State that only the update reads lies on the host, and so do parameters of which the passes read narrower copies alone.
 The operators between them and the gradients may run on either side.
@@ -29,7 +30,7 @@ _HOST, _DEVICE = "host", "device"
 
 @dataclass(frozen=True)
 class HostUpdate:
-    """What of a step is on the host.
+    """Values and operators of a step on the host.
 
     Args:
         inputs: names of the inputs that lie there.

@@ -17,7 +17,7 @@ from autopar.search.intra.draft import ValueDraft
 
 @dataclass
 class JoinedKernels:
-    """When the kernels began that made the values so far.
+    """Begin of the kernels that made the values so far.
 
     Args:
         begins: by key of a value that a kernel hands on as it computes it, the time of that kernel's beginning.

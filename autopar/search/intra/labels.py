@@ -1,4 +1,4 @@
-"""What strategies of a node are called: functions of lists and a number, which another process can be sent."""
+"""Labels of a node's strategies: functions of lists and a number, which another process can be sent."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Pairs:
 
 @dataclass
 class LayoutTable:
-    """What `build` asks of layouts. One a mesh and cost model; ``entries`` counts the numbers that it keeps."""
+    """Facts about layouts for `build`: a table for each mesh and cost model; ``entries`` counts its numbers."""
 
     mesh: LogicalMesh
     cost: CostModel

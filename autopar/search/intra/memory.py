@@ -103,7 +103,7 @@ def is_in_flight(v: ValueDraft, loops: StageLoops) -> bool:
 
 
 def _lasting(graph: Graph) -> frozenset[str]:
-    """What lies on a worker through the works of its other stages: state, and what microbatches add up."""
+    """Bytes on a worker through the works of its other stages: state, and accumulated values."""
     state = {i.name for i in graph.inputs if i.role in ("parameter", "optimizer")}
     return frozenset(state.union(v.name for v in carried(graph)))
 
@@ -124,7 +124,7 @@ class Sizes:
         return self.known[key][1]
 
     def apart(self, stored: tuple[Layout, ...], read: tuple[Layout, ...]) -> NDArray[np.bool_]:
-        """Where two tuples of layouts differ."""
+        """Places at which two tuples of layouts differ."""
         key = (id(stored), id(read))
         if key not in self.differing:
             marks = np.array([a != b for a, b in zip(stored, read, strict=True)])
@@ -146,7 +146,7 @@ def _input(
 
 
 def _moved_up(v: ValueDraft, readers: Sequence[Use], bytes: Array, kind: str) -> list[UsageDraft]:
-    """What lies in host memory, on the device from the first reader there to the last."""
+    """Usage of a value in host memory, on the device from the first reader there to the last."""
     here = [u for u in readers if not u.there]
     if not v.hosted or not here or v.trips > 1:
         return []
@@ -244,12 +244,12 @@ def _sent_down(use: Use, v: ValueDraft) -> Use:
 
 
 def _end(use: Use, until: Mapping[str, int]) -> int:
-    """When a reader has no more need of the value: before it runs if it takes a piece of its own, counted apart."""
+    """Time from which a reader needs the value no more: before it runs if it takes a piece, counted apart."""
     return max(use.time + (0 if use.heavy else 1), until.get(use.consumer, 0))
 
 
 def _until(values: Mapping[str, ValueDraft]) -> dict[str, int]:
-    """By operator whose result is never stored: when the last reader of that result, stored or not, is done.
+    """Time at which the last reader of a result that is never stored is done, by operator.
 
     It is recomputed where it is read, so that its operands have to be there.
     """

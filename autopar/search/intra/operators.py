@@ -17,7 +17,7 @@ _NEVER_PARTIAL = CONTRACTIONS | {"gather"}
 
 @dataclass(frozen=True, eq=False)
 class OperatorOptions:
-    """What one operator may do. One object serves all operators of a signature, so identity tells them apart.
+    """Strategies of one operator. One object serves all operators of a signature, so identity tells them apart.
 
     Args:
         strategies: never empty; the first is replicated.
@@ -70,7 +70,7 @@ class OperatorTable:
     def options(
         self, op: Operator, operand_types: tuple[TensorType, ...], zeros: tuple[bool, ...], on_demand: tuple[bool, ...]
     ) -> OperatorOptions:
-        """What ``op`` may do.
+        """Strategies of ``op``.
 
         Args:
             op: the operator.
@@ -135,7 +135,7 @@ class OperatorTable:
     def followed(
         self, options: OperatorOptions, operand: int, same_value: tuple[int, ...], layouts: tuple[Layout, ...]
     ) -> OperatorOptions | None:
-        """For each of ``layouts`` of an operand the only strategy that takes it so; None if one has not exactly one.
+        """The only strategy that takes each of ``layouts`` of an operand as it is; None if one has not exactly one.
 
         Args:
             options: of the operator.

@@ -74,7 +74,7 @@ class Timing:
 
 
 class _Schedule:
-    """What is done, running and ready, as time goes on."""
+    """Done, running and ready items, as time goes on."""
 
     def __init__(
         self, tasks: Sequence[TimedTask], transfers: Sequence[Transfer], groups: Sequence[Sequence[int]]
@@ -134,7 +134,7 @@ class _Schedule:
             self.arrived(member)
 
     def arrived(self, transfer: int) -> None:
-        """What a transfer brings is there."""
+        """Marks the value of a transfer as present."""
         done = self.transfers[transfer]
         chain = self.chains[done.producer, done.consumer]
         after = chain.index(transfer) + 1
@@ -295,7 +295,7 @@ def _groups(
     sent: Sequence[PricedCollective],
     numbers: Sequence[int],
 ) -> tuple[tuple[int, ...], ...]:
-    """Which transfers of a region, whose numbers among all are given, are sent as one."""
+    """Groups of a region's transfers, given by number, that are sent as one."""
     place = {t.id: n for n, t in enumerate(tasks)}
     ends = {
         n: Ends(place.get(t.producer, -1), place.get(t.consumer, len(tasks)))
@@ -348,7 +348,7 @@ def timed(
 
 
 def producers_of(sharding_problem: ShardingProblem) -> dict[str, str]:
-    """By key of a value the operator that makes it."""
+    """Operator that makes each value, by key."""
     producers = {_prefix(s.id, s.op.id) + v.name: s.id for s in sharding_problem.sites for v in s.op.results}
     return producers | {
         _prefix(r.id, r.op.id) + v.name: r.id for r in sharding_problem.region_sites for v in r.op.results

@@ -1,4 +1,4 @@
-"""What the operators of one graph have around them: who reads what they make, and what compilers fuse with them."""
+"""Surroundings of the operators of one graph: readers of their results, and operators that compilers fuse with them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from autopar.ir.primitives import DENSE_CONTRACTIONS, is_fusible, reads_fused
 
 @dataclass(frozen=True)
 class RegionFacts:
-    """What the operators of one graph have around them.
+    """Surroundings of the operators of one graph.
 
     Args:
         prefix: names of the enclosing regions.
@@ -63,7 +63,7 @@ class RegionFacts:
 def region_facts(
     graph: Graph, prefix: str, weight: float, phase: str, cost: CostModel, on_host: AbstractSet[str]
 ) -> RegionFacts:
-    """What the operators of a graph have around them.
+    """Finds the surroundings of the operators of a graph.
 
     Args:
         graph: the step, or a region of one of its operators.

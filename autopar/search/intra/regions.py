@@ -121,7 +121,7 @@ class _Region:
                 self.b.use(source.key, port[0], port[1], weight, self.id)
 
     def extend(self, operands: Collection[int]) -> None:
-        """What a loop takes of its ``operands`` it needs in every trip: they are there until it ends."""
+        """Extends the life of a loop's ``operands``: every trip needs them, so they live until it ends."""
         for i in operands:
             operand = self.op.operands[i]
             source = self.b.values.get(self.prefix + operand) if isinstance(operand, str) else None

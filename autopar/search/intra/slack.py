@@ -159,7 +159,7 @@ def with_slack(problem: ChoiceProblem, slack: dict[tuple[int, int], float], shar
 
 
 def slack_s(problem: Problem, sharding_problem: ShardingProblem, choice: Sequence[int]) -> dict[tuple[int, int], float]:
-    """By edge the seconds a step in which links are idle between who makes a value and who takes it.
+    """Seconds a step in which links are idle between maker and reader, by edge.
 
     Args:
         problem: what is planned.
@@ -196,7 +196,7 @@ def _edge(a: int, b: int) -> tuple[int, int]:
 
 
 class SlackWindow:
-    """When links of a region are idle.
+    """Times in which links of a region are idle.
 
     Args:
         of: the schedule of the region.

@@ -23,7 +23,7 @@ from autopar.search.intra.draft import UsageDraft, ValueDraft
 
 
 def trips_ahead(mesh: LogicalMesh) -> int:
-    """How many trips before its own a slice is fetched, in a program for the devices of a mesh."""
+    """Number of trips before its own at which a slice is fetched, in a program for the devices of a mesh."""
     return int(math.prod(mesh.shape) > 1)
 
 

@@ -21,7 +21,7 @@ def loops(graph: Graph) -> list[Operator]:
 
 
 def carried(graph: Graph) -> list[Value]:
-    """What these loops carry on from one microbatch to the next: gradients that are added up, losses."""
+    """Values that these loops carry from one microbatch to the next: accumulated gradients, losses."""
     return [v for loop in loops(graph) for v in loop.results[: Scan.of(loop).num_carry]]
 
 

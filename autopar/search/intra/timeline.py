@@ -1,4 +1,4 @@
-"""When each operator and collective of one stage runs, and what memory holds: the price of a plan, drawn over time.
+"""Times of operators and collectives of one stage, and memory: the price of a plan over time.
 
 The seconds are those of the price: list scheduling (`overlap`) where collectives overlap with computation,
 else one after the other. Moves to the host and waits for it come at the end.

@@ -17,7 +17,7 @@ from autopar.search.intra.draft import ValueDraft
 
 @dataclass
 class UpdateStreams:
-    """What kernels of the update have read and made so far.
+    """Values that kernels of the update have read and made so far.
 
     Args:
         there: keys of values.

@@ -1,4 +1,4 @@
-"""Which reader of a value makes a conversion that later readers share."""
+"""Finds the reader of a value that makes a conversion which later readers share."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ _CODES = ("i8", "u8", "i4", "u4", "f8_", "f4_")
 
 @dataclass(frozen=True)
 class _Kernel:
-    """How an operator runs: its work, and what of it is in memory.
+    """Run of an operator: its work, and its part in memory.
 
     Args:
         work: what one run takes.
@@ -182,7 +182,7 @@ class GraphWalk:
     def _options(
         self, op: Operator, types: tuple[TensorType, ...], sources: Sequence[ValueDraft | None]
     ) -> OperatorOptions:
-        """What the rule of an operator offers, with a note where it has none or runs on one device."""
+        """Strategies by the rule of an operator, with a note where it has none or runs on one device."""
         on_demand = tuple([s is None or s.node is None for s in sources])
         zeros = tuple(
             [

@@ -31,7 +31,7 @@ from autopar.sharding import Strategy
 
 
 class Chains:
-    """What a fusion reads that computes a value of one graph: XLA's for CPUs pulls in all cheap operators before it.
+    """Reads of a fusion that computes a value of one graph: XLA's for CPUs pulls in all cheap operators before it.
 
     Args:
         graph: operators and who reads what.

@@ -58,7 +58,7 @@ class Process:
         return Process(child, near)
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, Meter]:
-        """What the function returns there, or the exception that it raises; `NoAnswerError` where none comes.
+        """The result of the function in the other process, or its exception; `NoAnswerError` where none comes.
 
         With the meter of the call.
 

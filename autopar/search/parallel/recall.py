@@ -21,7 +21,7 @@ def metered(argument: Argument, meter: Meter) -> Argument:
 
 @dataclass(eq=False)
 class Recall:
-    """What a process knows from the calls that it has made.
+    """Values that a process knows from its earlier calls.
 
     Args:
         memo: what their problems have computed.

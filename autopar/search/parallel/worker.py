@@ -1,4 +1,4 @@
-"""What runs in the worker process: calls from a connection, answers to it, until it ends."""
+"""Program of the worker process: calls from a connection, answers to it, until it ends."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def _answers(
     limit_bytes: float | Sequence[float],
     num_stages: int | None,
 ) -> Callable[[float], Slicing | None] | None:
-    """By a bound of the seconds of each stage the slicing of the least sum; None where there are too few layers."""
+    """Slicing of the least sum, by a bound of the seconds of each stage; None where there are too few layers."""
     counts = (devices,) if isinstance(devices, int) else tuple(devices)
     limits = (limit_bytes,) * len(counts) if isinstance(limit_bytes, (int, float)) else tuple(limit_bytes)
     most = min(costs.num_layers, sum(counts))
@@ -174,7 +174,7 @@ def _answers(
 
 
 def _distinct(values: Array) -> Array:
-    """Those of rising ``values`` that are not followed by one that differs by rounding alone."""
+    """The rising ``values`` without those that differ from the next by rounding alone."""
     return values[np.append(values[1:] > values[:-1] * (1 + 1e-9), True)] if values.size else values
 
 

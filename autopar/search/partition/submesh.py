@@ -34,7 +34,7 @@ def submeshes(cluster: Cluster) -> list[Submesh]:
 
 
 def worthwhile(cluster: Cluster, stages: int, uneven: int = 2) -> list[Submesh]:
-    """Those of `submeshes` that ``stages`` of them, which together are all devices, may have among them.
+    """The `submeshes` that ``stages`` of them, which together are all devices, may use.
 
     The even share is one of them if it is whole nodes, as 6 nodes each for 64 stages on 384. A stage with twice its
     share leaves the others with half of theirs; more uneven submeshes never paid in trials, and are taken only where
@@ -61,7 +61,7 @@ def worthwhile(cluster: Cluster, stages: int, uneven: int = 2) -> list[Submesh]:
 
 
 def _usable(kinds: Sequence[Submesh], stages: int, devices: int) -> list[Submesh]:
-    """Those of ``kinds`` that some ``stages`` of them, adding up to ``devices``, have among them."""
+    """The ``kinds`` that some ``stages`` of them, adding up to ``devices``, may use."""
     sums = [{0}]
     for _ in range(stages - 1):
         sums.append({a + m.size for a in sums[-1] for m in kinds if a + m.size <= devices})
@@ -83,7 +83,7 @@ def placed(cluster: Cluster, submeshes: Sequence[Submesh]) -> tuple[tuple[int, i
 
 
 def of_equal_nodes(cluster: Cluster, kinds: Sequence[Submesh], stages: int) -> list[Submesh]:
-    """Those submeshes that stages may have of which each has as many nodes.
+    """The submeshes of stages that have equal numbers of nodes.
 
     Args:
         cluster: all devices.

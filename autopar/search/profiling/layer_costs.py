@@ -34,7 +34,7 @@ class RecomputationCosts:
 
 @dataclass(frozen=True)
 class LayerCosts:
-    """What each layer costs on one kind of submesh; arrays by layer.
+    """Costs of each layer on one kind of submesh; arrays by layer.
 
     Args:
         loop_s: seconds of one microbatch, forward and backward.
@@ -62,11 +62,11 @@ class CostsOfLayers(Protocol):
 
     @property
     def problem(self) -> Problem:
-        """What is planned."""
+        """The problem that is planned."""
 
     @property
     def layers(self) -> Layers:
-        """Of the step."""
+        """Layers of the step."""
 
     @property
     def count(self) -> int:

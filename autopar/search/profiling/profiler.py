@@ -104,7 +104,7 @@ class LayerProfiler:
         return self.source.piece(self.count, self.cut, self.stages[layer])
 
     def _selected(self, layer: int, level: Level, piece: Sliced) -> Selected:
-        """What a level of recomputation means for a layer alone."""
+        """Operators of a layer alone that run again at a level of recomputation."""
         key = (layer, level)
         if key not in self.selected:
             graph, (parts,) = self.problem.graph, piece.parts

@@ -191,7 +191,7 @@ class LayerSharding:
         return stages[-1] if stages else None
 
     def costs(self) -> LayerCosts:
-        """What each layer costs where nothing is recomputed."""
+        """Costs of each layer without recomputation."""
         n = self.by_layer.count
         roles = {i.name: i.role for i in self.problem.graph.inputs}
         loop_s, once_s, state, saved = (np.zeros(n) for _ in range(4))
@@ -215,7 +215,7 @@ class LayerSharding:
         return LayerCosts(loop_s, once_s, state, saved, np.full(n, passing))
 
     def recomputed(self, plain: LayerCosts, selected: Selected) -> RecomputationCosts:
-        """What changes where the operators of ``selected`` run again."""
+        """Changes of costs where the operators of ``selected`` run again."""
         loop_s, saved = plain.loop_s.copy(), np.zeros(self.by_layer.count)
         by_origin: dict[str, float] = defaultdict(float)
         for id, seconds in self.seconds.items():

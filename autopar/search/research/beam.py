@@ -72,7 +72,7 @@ def operator_order(space: Space) -> list[int]:
 
 
 def _added(space: Space, v: int, states: Choices, placed: np.ndarray) -> Array:
-    """What each strategy of ``v`` adds to the score of each state [states, strategies]."""
+    """Term that each strategy of ``v`` adds to the score of each state [states, strategies]."""
     total = np.repeat(space.node_costs[v][None, :], len(states), axis=0)
     for u, rows in space.around[v]:
         if placed[u]:

@@ -55,7 +55,7 @@ class PipeDreamStrategy:
 
 @dataclass(frozen=True)
 class LayerProfile:
-    """What the dynamic program knows of the layers: seconds, bytes sent on (but for the last), bytes of parameters."""
+    """Layers for the dynamic program: seconds, bytes sent on (but for the last), bytes of parameters."""
 
     seconds: Array
     sent_bytes: Array

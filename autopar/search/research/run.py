@@ -25,7 +25,7 @@ from autopar.solver import ChoiceProblem, Solution, Status, is_feasible, least_m
 
 @dataclass
 class MethodRun:
-    """What a method is given: the space, steps to spend, random numbers, and where to put what it finds.
+    """Inputs of a method: the space, steps to spend, random numbers, and a place for its results.
 
     The same steps and seed find the same choice. The wall clock is a cap only: where it strikes first, `capped` is
     set and the answer may differ from run to run.

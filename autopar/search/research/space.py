@@ -56,7 +56,7 @@ class Space:
 
     @cached_property
     def around(self) -> tuple[tuple[tuple[int, Array], ...], ...]:
-        """For each node its neighbours, with the costs of the pair: a row for each strategy of the neighbour."""
+        """Neighbours of each node, with the costs of the pair: a row for each strategy of the neighbour."""
         neighbours: list[list[tuple[int, Array]]] = [[] for _ in self.problem.nodes]
         for e, costs in zip(self.problem.edges, self.edge_costs, strict=True):
             neighbours[e.source].append((e.target, np.ascontiguousarray(costs.T)))
@@ -65,7 +65,7 @@ class Space:
 
     @cached_property
     def usages_of(self) -> tuple[tuple[tuple[int, int, Array], ...], ...]:
-        """For each node what it holds: (first time, time after the last, bytes by strategy), in numbers of times."""
+        """Usage of each node: (first time, time after the last, bytes by strategy), in numbers of times."""
         usages: list[list[tuple[int, int, Array]]] = [[] for _ in self.problem.nodes]
         for u, start, stop in zip(self.usages, self.starts, self.stops, strict=True):
             usages[u.node].append((int(start), int(stop), u.bytes))
@@ -120,7 +120,7 @@ class Walk:
         self._profile = space.profiles(rows)[0] if space.usages else np.zeros(0)
 
     def deltas(self, node: int) -> Array:
-        """How much the score changes with each strategy of ``node``, memory left out."""
+        """Change of the score with each strategy of ``node``, memory left out."""
         costs = self.space.node_costs[node].copy()
         for other, rows in self.space.around[node]:
             costs += rows[self.choice[other]]

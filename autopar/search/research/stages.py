@@ -1,4 +1,4 @@
-"""What strategies that cut a step into stages by themselves share."""
+"""Common parts of strategies that cut a step into stages by themselves."""
 
 from __future__ import annotations
 

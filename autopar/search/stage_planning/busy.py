@@ -1,4 +1,4 @@
-"""What a pipeline takes at least, from stages that are planned: no other stage makes it faster.
+"""Lower bound of a pipeline from its planned stages: no other stage makes it faster.
 
 The worker of stage i computes m microbatches and the update, after the first microbatch has passed the stages before:
 
@@ -34,7 +34,7 @@ class BusyStages:
     seconds: dict[_Key, tuple[float, float]] = field(default_factory=dict)
 
     def key(self, graph: Graph, part: Cluster, count: int) -> _Key:
-        """What a stage is known by.
+        """Key of a stage.
 
         Args:
             graph: of the stage.
@@ -67,7 +67,7 @@ class BusyStages:
             before_s += forward_s
 
     def closed(self, keys: Mapping[int, _Key], cutoff_s: float) -> Bounded | None:
-        """That a pipeline takes ``cutoff_s`` or more; None where it may take less."""
+        """Message that a pipeline takes ``cutoff_s`` or more; None where it may take less."""
         least_s = self.least_s(keys)
         return Bounded("what its stages that are planned take", least_s) if least_s >= cutoff_s else None
 

@@ -160,7 +160,7 @@ def _in_order(pipeline: ScheduledStages, *, looks: bool) -> list[int]:
 
 
 def _closed_by_looks(pipeline: ScheduledStages, contents: Mapping[int, PlanContent], cutoff_s: float) -> Bounded | None:
-    """That a pipeline with stages that were looked at takes ``cutoff_s``, by an estimate; None where it may not."""
+    """Message that a pipeline takes ``cutoff_s`` by estimates of some stages; None where it may not."""
     first = [pipeline.first(stage) for stage in range(len(pipeline.members))]
     left = pipeline.problem.policy.schedules.bubble_left
     least_s = least_of_looks_s(contents, first, pipeline.table.num_microbatches, left)

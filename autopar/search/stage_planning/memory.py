@@ -1,4 +1,4 @@
-"""What the workers of a pipeline need, from the plans of their stages and the table of the schedule.
+"""Memory of a pipeline's workers, from the plans of their stages and the table of the schedule.
 
 What they hold along the schedule is counted by `autopar.simulate.memory`.
 """

@@ -1,4 +1,4 @@
-"""What recomputation takes at least: levels that cost a stage more than its memory limit does are not planned."""
+"""Lower bound of recomputation: levels that cost a stage more than its memory limit does are not planned."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def recomputed_s(pipeline: ScheduledStages, stage: int, part: Cluster, level: Le
 
 @dataclass(frozen=True)
 class _Again:
-    """What isomorphic stages compute again.
+    """Operators that isomorphic stages compute again.
 
     Args:
         graph: of the step.
@@ -79,7 +79,7 @@ class _Again:
 
     @property
     def entries(self) -> int:
-        """What a `Memo` counts."""
+        """Number of entries, for a `Memo`."""
         return 1
 
 

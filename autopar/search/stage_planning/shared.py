@@ -30,7 +30,9 @@ class _Planned:
 
 @dataclass(frozen=True)
 class _Slower:
-    """That no plan within ``limit_bytes``, with so many extra microbatches in flight, takes less than ``cutoff_s``."""
+    """A proof that no plan within ``limit_bytes``, with so many extra microbatches in flight, takes less than
+    ``cutoff_s``.
+    """
 
     limit_bytes: float
     extra_in_flight: int

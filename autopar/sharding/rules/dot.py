@@ -38,7 +38,7 @@ def contracted(size: int, result: TensorType, *places: tuple[int, int]) -> tuple
 
 
 def band(op: Operator) -> tuple[int, Halo] | None:
-    """Of a product with a fixed matrix whose nonzeros lie in a band the other operand, and the windows over it."""
+    """The operand that a fixed band matrix multiplies, and the windows over it."""
     windows: Any = dict(op.attrs).get("band")
     return None if windows is None else (windows[0], Halo(*windows[1:]))
 

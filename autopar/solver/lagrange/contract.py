@@ -24,7 +24,7 @@ from autopar.solver.problem import Array, ChoiceProblem
 
 @dataclass(frozen=True, eq=False)
 class Contracted:
-    """What is left.
+    """A problem after contraction.
 
     Args:
         costs: of the strategies of each node that is left, by its original number.

@@ -50,7 +50,7 @@ class PackedGraph(NamedTuple):
 
 
 class PackedMemory(NamedTuple):
-    """What choices hold beyond what every choice does, in rows of time.
+    """Usages of choices beyond those of every choice, in rows of time.
 
     Args:
         runs: where each node's runs of rows start; one more at the end.
@@ -123,7 +123,7 @@ def pack(problem: ChoiceProblem, contracted: Contracted) -> Packed:
 
 
 def starts(sizes: Ints) -> Ints:
-    """Where parts of these sizes start when laid one behind the other, and where the last ends."""
+    """Starts of parts of these sizes when laid one behind the other, and the end of the last."""
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes, dtype=np.int64)])
 
 

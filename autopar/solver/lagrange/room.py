@@ -1,4 +1,4 @@
-"""What the memory limit forbids by itself: strategies for which no room is left whatever all others take.
+"""Strategies that the memory limit forbids by itself: no room is left for them whatever all others take.
 
 With every node at its least, row t has room limit - base_t - sum least. A strategy that takes more than its own least
 by more than the room of some row that it is in fits in no choice. Least amounts rise as strategies go, until nothing

@@ -40,7 +40,7 @@ _SURE_ROUNDS = 12  # of a small problem, whatever the deadline, while no choice 
 
 @dataclass(frozen=True, eq=False)
 class Search:
-    """What the rounds share.
+    """Shared data of the rounds.
 
     Args:
         packed: the problem.

@@ -22,7 +22,7 @@ _MOST_CANDIDATES = 4096
 
 
 class State(NamedTuple):
-    """Where a search is.
+    """State of a search.
 
     Args:
         choice: strategy of each node.
@@ -153,7 +153,7 @@ def best_on_tree(
 
 @compiled
 def change_of(graph: PackedGraph, costs: Array, choice: Ints, inside: Ints, nodes: Ints, new: Ints) -> float:
-    """How much more the choice costs with the ``new`` strategies of ``nodes``."""
+    """Change of the cost with the ``new`` strategies of ``nodes``."""
     change = 0.0
     for k in range(nodes.size):
         v = nodes[k]

@@ -19,7 +19,7 @@ from autopar.search.intra.memory import IN_FLIGHT
 from autopar.search.memo import Memo
 from autopar.search.outcome import Bounded
 from autopar.search.stage_planning.shared import StagePlanner, renamed_content
-from autopar.stages.repeats import find_repeats
+from autopar.stages.layers import find_repeats
 from examples import mlp
 from tests.end_to_end.clusters import MIDDLE
 from tests.search.inter.blocks import cut_into_blocks

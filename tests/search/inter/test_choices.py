@@ -114,7 +114,7 @@ def test_a_stage_without_choices_is_a_stage():
     [
         (4, 4, 1, [4]),
         (4, 4, 2, [2, 4, 8]),
-        (6, 2, 1, [12]),  # three nodes each, which is no power of two
+        (6, 2, 1, [12]),  # three nodes each, which is not a power of two
         (3, 2, 1, [4, 8]),  # a node and a half each cannot be
         (3, 8, 1, [1, 2]),
         (2, 16, 1, []),

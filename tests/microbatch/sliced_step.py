@@ -15,7 +15,7 @@ from autopar.ir.analysis import dependents, names_made, names_read
 from autopar.lower.microbatch.join import add_term, neutral
 from autopar.lower.microbatch.parts import Recorder, part_of, run_whole
 from autopar.lower.microbatch.retrace import retraced
-from autopar.lower.slices.bound import bound_slice
+from autopar.lower.pipeline.sliced import bound_slice
 from autopar.microbatch import AXIS
 from autopar.microbatch.tokens import (
     TokenSlices,

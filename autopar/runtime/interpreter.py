@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import jax
@@ -13,6 +14,7 @@ from jax.sharding import NamedSharding
 
 from autopar.errors import ScheduleError
 from autopar.lower.hosted import PINNED_HOST
+from autopar.runtime.launches import LAUNCHES, few_at_once
 from autopar.runtime.transport.base import WorkerLink
 from autopar.runtime.transport.tiles import moved, taken_as_it_is
 from autopar.schedule import Accumulate, Apply, Buffer, Fetch, Free, Instruction, Offload, Recv, Run, Send, Stash, Work
@@ -37,6 +39,11 @@ class Ready:
     reads: tuple[str, ...]
     shardings: tuple[NamedSharding, ...]
     function: Callable[..., Sequence[Any]]
+
+    @cached_property
+    def few_at_once(self) -> frozenset[Any]:
+        """Devices on which few launches may be under way; see `Launches`."""
+        return few_at_once(d for s in self.shardings[:1] for d in s.mesh.local_devices)
 
 
 class Worker:
@@ -146,6 +153,7 @@ class Worker:
             is_placed = lies is wanted or lies == wanted or taken_as_it_is(array, wanted)
             given.append(array if is_placed else moved(array, wanted))
         outputs = tuple(program.function(np.int32(number), *given))
+        LAUNCHES.follow(program.few_at_once, outputs)
         self._forget(donate)
         for buffer, array in zip(writes, outputs, strict=True):
             self.arrays[buffer] = array

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -18,12 +18,19 @@ class Launches:
     pool of threads besides: programs of which neither needs the other's results may each hold a part of the pool and
     wait for the rest. There a program is launched when the one before is done, unless the same thread launches the
     same program again.
+
+    The same program is launched again when the launch before the last is done. XLA's client lets 32 programs of a CPU
+    device be under way; the next one waits for its turn in a thread of the pool that the first of them needs, once for
+    each device, and all of them stand still (so do those of a jitted function). Two are enough: programs of several CPU
+    devices run one after another, and the second is ready when the first ends. The other thirty are left to programs
+    that users launch between two steps.
     """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._by: tuple[int, int] | None = None
         self._results: list[Any] = []
+        self._last: dict[frozenset[Any], Any] = {}
 
     def __enter__(self) -> None:
         self._lock.acquire()
@@ -58,6 +65,30 @@ class Launches:
             if known is None or a.nbytes < known.nbytes:
                 smallest[frozenset(devices)] = a
         self._results = [a for devices, a in smallest.items() if all(d.platform == "cpu" for d in devices)]
+
+    def follow(self, devices: frozenset[Any], results: Sequence[Any]) -> None:
+        """Waits for the launch on some devices before the one that makes ``results``, for this one if that is given up.
+
+        Args:
+            devices: see `few_at_once`.
+            results: arrays, of which the smallest is kept.
+        """
+        if len(devices) < 2 or not results:
+            return
+        result = min(results, key=lambda a: a.nbytes)
+        before, self._last[devices] = self._last.get(devices), result
+        if before is not None:
+            jax.block_until_ready([result if before.is_deleted() else before])
+
+
+def few_at_once(devices: Iterable[Any]) -> frozenset[Any]:
+    """Those of the devices whose programs are launched few at a time: all where they are several CPU devices, or none.
+
+    Args:
+        devices: of this process, on which a program runs.
+    """
+    here = frozenset(devices)
+    return here if len(here) > 1 and all(d.platform == "cpu" for d in here) else frozenset()
 
 
 #: The devices are those of the process, and so is the lock.

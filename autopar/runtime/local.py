@@ -136,7 +136,9 @@ class LocalProgram:
             if self.donated:
                 give_up(leaves, self.donated)
             if self.smallest is not None:
-                LAUNCHES.launched([result[self.smallest]])
+                smallest = result[self.smallest]
+                LAUNCHES.launched([smallest])
+                LAUNCHES.follow(frozenset(smallest.sharding.device_set), [smallest])
         if self.program.errors.guards:
             self.program.errors.check(result)
         if self.uncommitted and self._any_committed(leaves):

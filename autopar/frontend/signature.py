@@ -31,8 +31,8 @@ class ArrayHandle:
 
 _TYPED = (jax.Array, jax.ShapeDtypeStruct, ArrayHandle)
 _NUMPY = (np.ndarray, np.generic)
-#: numpy's letters of dtypes that jax has not, and whose bytes say nothing: long floats, objects, records.
-_REFUSED = "gGOV"
+#: numpy's letters of dtypes that jax has not: long floats, objects, records, text, dates and times.
+_REFUSED = "gGOVSUMm"
 #: numpy's mark of the byte order that is not this machine's.
 _SWAPPED = ">" if sys.byteorder == "little" else "<"
 
@@ -211,7 +211,9 @@ def leaf_entry(leaf: Any, static_numbers: bool) -> Any:
     if isinstance(leaf, _TYPED):
         return (leaf.shape, leaf.dtype, bool(getattr(leaf, "weak_type", False)))
     if isinstance(leaf, _NUMPY):
-        if leaf.dtype.kind in "USMm" or leaf.dtype == jax.dtypes.float0:  # strings, dates, float0
+        if isinstance(leaf, str | bytes):  # numpy's scalars of text are Python's
+            return _static(leaf)
+        if leaf.dtype == jax.dtypes.float0:
             return _static(leaf, (leaf.shape, str(leaf.dtype), leaf.tobytes()))
         if leaf.dtype.char in _REFUSED or leaf.dtype.byteorder == _SWAPPED or isinstance(leaf, np.ma.MaskedArray):
             jax.typeof(leaf)  # raises jax's own error

@@ -157,14 +157,6 @@ def test_methods_of_objects_that_change():
         assert [float(model.scaled(X)[1]) for _ in range(3)] == [k] * 3
 
 
-def test_arrays_of_text_that_change():
-    step = autopar.parallelize(lambda names, x: x * len(str(names[0])), cluster=CLUSTER)
-    names = np.array(["ab", "c"])
-    for name in ("ab", "a", "ab"):
-        names[0] = name
-        assert [float(step(names, X)[1]) for _ in range(3)] == [len(name)] * 3
-
-
 def test_functions_of_a_closure_are_values():
     step = autopar.parallelize(lambda f, x: f(x), cluster=CLUSTER, static_argnums=0)
     assert float(step(jnp.sin, X)[0]) == 0

@@ -127,6 +127,11 @@ REFUSED = {
     "records": np.array([(1.0, 2)], dtype=[("a", "f4"), ("b", "i4")]),
     "objects": np.array([1, None]),
     "long": np.ones(8, np.longdouble),
+    "dates": np.array(["2020-01-01", "2021-01-01"], np.datetime64),
+    "date": np.datetime64("2020-01-01"),
+    "times": np.ones(2, "m8[s]"),
+    "text": np.array(["a", "b"]),
+    "bytes": np.array([b"a", b"b"]),
 }
 
 

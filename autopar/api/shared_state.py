@@ -10,6 +10,7 @@ from autopar.cluster import Cluster
 from autopar.errors import AutoparError
 from autopar.frontend import Traced
 from autopar.ir import Input, Layout
+from autopar.lower.batch_loops import parts_side_by_side
 from autopar.lower.split_layers import SplitStep, layer_count, split_layers
 from autopar.plan import InputRecord, Plan
 from autopar.runtime.ray.cluster import RayCluster
@@ -77,7 +78,7 @@ class SharedState:
         Raises:
             AutoparError: its layers cannot be taken apart so.
         """
-        groups, layers = self.plan.content.stack_groups, layer_count(traced.graph)
+        groups, layers = self.plan.content.stack_groups, layer_count(parts_side_by_side(traced).graph)
         if groups > 1 and (not layers or layers % groups):
             raise AutoparError(
                 f"like={self.name}: its plan has the {groups} groups of a stack of layers on {self.plan.num_stages} "

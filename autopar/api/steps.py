@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import msgspec
 from msgspec import structs
@@ -18,6 +19,7 @@ from autopar.ir.fingerprint import fingerprint
 from autopar.ir.loops import microbatch_loops
 from autopar.ir.verify import verify
 from autopar.lower.backward_update import update_in_backward
+from autopar.lower.batch_loops import parts_side_by_side
 from autopar.lower.dealt import dealt
 from autopar.lower.layer_update import updates_by_layer
 from autopar.lower.pipeline.source import TracedStages
@@ -84,12 +86,17 @@ class TracedStep:
         self, num_stages: int | None, most_groups: int, *, one_loop: bool = False, block_scores: int = 0
     ) -> LayeredStep:
         """The step with stacks taken apart."""
-        groups = group_count(layer_count(self.traced.graph), num_stages, most_groups, 1 if one_loop else 4)
+        groups = group_count(self._layers, num_stages, most_groups, 1 if one_loop else 4)
         key = groups, block_scores
         if key not in self.layered_steps:
             self.layered_steps[key] = self._layered(groups, block_scores)
             self.meter.add(Work.TRACED, len(self.layered_steps[key].graph.operators))
         return self.layered_steps[key]
+
+    @cached_property
+    def _layers(self) -> int:
+        """Length of the loop over stacked layers that a pipeline is cut along; 0 where there is none."""
+        return layer_count(parts_side_by_side(self.traced).graph)
 
     def _layered(self, groups: int, block_scores: int) -> LayeredStep:
         """The step with stacks in groups, and attention in blocks from so many scores on."""

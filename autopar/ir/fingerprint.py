@@ -57,6 +57,11 @@ def structural_hash(op: Operator, operand_types: Sequence[TensorType]) -> str:
     return _digest((operands, _own(op, exact=False)))
 
 
+def exact_hash(op: Operator, operand_types: Sequence[TensorType]) -> str:
+    """Equal for operators that compute the same of the same operands; arguments as of `structural_hash`."""
+    return _digest((tuple(map(str, operand_types)), _own(op, exact=True)))
+
+
 def _digest(form: _Form) -> str:
     return hashlib.sha256(json.dumps(form, separators=(",", ":")).encode()).hexdigest()
 

@@ -22,6 +22,7 @@ from autopar.frontend.build import build_graph
 from autopar.ir import Graph, Layout, Literal, Operator
 from autopar.ir.loops import Scan
 from autopar.ir.primitives import CASTS, is_generator, wire_of
+from autopar.lower.batch_loops import parts_side_by_side
 from autopar.lower.localize.base import LocalContext, bind, scalar
 from autopar.lower.localize.registry import localize
 from autopar.lower.microbatch.parts import Recorder
@@ -100,12 +101,13 @@ def _source(graph: Graph, name: str) -> str:
 
 
 def split_layers(traced: Traced, groups: int) -> SplitStep:
-    """The step with its stacks of layers in ``groups`` groups.
+    """The step with its stacks of layers in ``groups`` groups, and without loops over parts of the batch.
 
     Args:
-        traced: a step.
+        traced: a step; see `autopar.lower.batch_loops` for its loops over parts of the batch.
         groups: divides the number of layers; 1 leaves the step as it is.
     """
+    traced = parts_side_by_side(traced)
     whole = step_of(traced)
     graph = traced.graph
     same = tuple((i,) for i in range(len(graph.inputs)))

@@ -285,9 +285,9 @@ def _scan_of_examples(
     carry = []
     for n, state in enumerate(initial):
         given = len(consts) + n
-        kept = _before_barriers(body, body.outputs[n].operand) == body.inputs[given].name
+        kept = before_barriers(body, body.outputs[n].operand) == body.inputs[given].name
         summed = state.is_replicated or (state.partial and not state.axes and state.reduce == "sum")
-        if not (kept and state.is_replicated) and not (summed and _is_sum(body, given, n)):
+        if not (kept and state.is_replicated) and not (summed and is_sum(body, given, n)):
             return None
         carry.append(state if kept else Layout(state.dims, (AXIS,)))
     decide_whole(body, f"{id}/body/", out)
@@ -295,7 +295,7 @@ def _scan_of_examples(
     return Match((*consts, *carry, *over), (*carry, *results))
 
 
-def _is_sum(body: Graph, given: int, result: int) -> bool:
+def is_sum(body: Graph, given: int, result: int) -> bool:
     """Whether output ``made`` of a loop's body is input ``given`` plus terms, and nothing else reads that input."""
     readers: dict[str, list[Operator]] = {}
     for op in body.operators:
@@ -315,7 +315,7 @@ def _is_sum(body: Graph, given: int, result: int) -> bool:
     return name not in others and not readers.get(name)
 
 
-def _before_barriers(graph: Graph, operand: Operand) -> Operand:
+def before_barriers(graph: Graph, operand: Operand) -> Operand:
     """The value behind the barriers that made ``operand``: jax puts them before recomputed operators."""
     while isinstance(operand, str):
         op = graph.producers.get(operand)

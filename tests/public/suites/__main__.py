@@ -1,8 +1,8 @@
-"""Runs test suites of released packages with `jax.jit` and with autopar in its place, and prints what differs.
+"""Runs test suites of released packages with autopar in the place of `jax.jit`, and prints what fails so alone.
 
 ``python -m tests.public.suites --out build/suites [NAME ...]`` takes suites out of installed wheels, or out of sdists
-that pip downloads; nothing of them is copied into this repository. A test counts where it passes under `jax.jit`. The
-exit code is 1 where one fails under autopar alone without an explanation in `EXPLAINED`.
+that pip downloads; nothing of them is copied into this repository. Tests that fail run again under `jax.jit`. The exit
+code is 1 where one that passes there has no explanation in `EXPLAINED`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import tarfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -95,9 +96,35 @@ def _unpacked(package: str, out: Path) -> Path:
     return next(p for p in folder.iterdir() if p.is_dir())
 
 
-def run(suite: Suite, mode: str, out: Path, seconds: int) -> dict[str, Any]:
-    """What the plugin wrote of a run of a suite; of one whose process ended what it had found."""
+@dataclass(frozen=True)
+class Limits:
+    """What of a suite runs.
+
+    Args:
+        out: the folder of reports.
+        seconds: that one test may take.
+        minutes: that a suite may take; what has not run by then is left out.
+        files: part of the paths of the files that run.
+    """
+
+    out: Path
+    seconds: int
+    minutes: float
+    files: str
+
+
+def run(suite: Suite, mode: str, limits: Limits, tests: Sequence[str] = ()) -> dict[str, Any]:
+    """What the plugin wrote of a run of a suite, or of some of its tests; of one that ended what it had found.
+
+    Args:
+        suite: the suite.
+        mode: "jit" or "autopar".
+        limits: of the run.
+        tests: those that run; all where there are none.
+    """
+    out = limits.out
     root, files = files_of(suite, out)
+    chosen = [str(root / t) for t in tests] or [str(f) for f in files if limits.files in str(f)]
     written = out / f"{suite.package}-{mode}.json"
     environment = {
         **os.environ,
@@ -110,11 +137,23 @@ def run(suite: Suite, mode: str, out: Path, seconds: int) -> dict[str, Any]:
     }
     written.unlink(missing_ok=True)
     options = ["-q", "-p", "tests.public.suites.replace", "-p", "no:randomly", "-p", "no:cacheprovider", "-W", "ignore"]
-    options += ["-c", os.devnull, "--rootdir", str(root), "--continue-on-collection-errors", "--timeout", str(seconds)]
+    options += [
+        "-c",
+        os.devnull,
+        "--rootdir",
+        str(root),
+        "--continue-on-collection-errors",
+        "--timeout",
+        str(limits.seconds),
+    ]
     with open(out / f"{suite.package}-{mode}.log", "w", encoding="utf-8") as log:
-        code = subprocess.run([sys.executable, "-m", "pytest", *options, *map(str, files)], env=environment, stdout=log)
+        command = [sys.executable, "-m", "pytest", *options, *chosen]
+        try:
+            code = subprocess.run(command, env=environment, stdout=log, timeout=60 * limits.minutes).returncode
+        except subprocess.TimeoutExpired:
+            code = 0
     found: dict[str, Any] = json.loads(written.read_text()) if written.exists() else {"outcomes": {}}
-    return {"functions": 0, "calls": 0, "split": 0, **found, "ended": code.returncode < 0}
+    return {"functions": 0, "calls": 0, "split": 0, **found, "ended": code < 0}
 
 
 def only_with_autopar(plain: dict[str, str], replaced: dict[str, str]) -> dict[str, str]:
@@ -132,19 +171,24 @@ def main() -> int:
     parser.add_argument("names", nargs="*", default=sorted(SUITES), help=f"of {', '.join(sorted(SUITES))}")
     parser.add_argument("--out", type=Path, default=Path("build/suites"))
     parser.add_argument("--seconds", type=int, default=300, help="that one test may take")
+    parser.add_argument("--minutes", type=float, default=600, help="that a suite may take; the rest is left out")
+    parser.add_argument("--files", default="", help="part of the paths of the files that run")
     asked = parser.parse_args()
+    limits = Limits(asked.out, asked.seconds, asked.minutes, asked.files)
     asked.out.mkdir(parents=True, exist_ok=True)
-    print("| suite | tests that pass with jit | functions | calls through autopar | programs that split | failures |")
+    print("| suite | tests that pass | functions | calls through autopar | programs that split | failures |")
     print("|---|---|---|---|---|---|")
     unexplained: dict[str, str] = {}
     for name in asked.names:
         suite = SUITES[name]
-        plain = run(suite, "jit", asked.out, asked.seconds)["outcomes"]
-        replaced = run(suite, "autopar", asked.out, asked.seconds)
+        replaced = run(suite, "autopar", limits)
+        outcomes = replaced["outcomes"]
         if replaced["ended"]:
-            unexplained[f"{name}: the process"] = f"ended by a signal after {len(replaced['outcomes'])} tests"
-        failures = only_with_autopar(plain, replaced["outcomes"])
-        passed = sum(outcome == "passed" for outcome in plain.values())
+            unexplained[f"{name}: the process"] = f"ended by a signal after {len(outcomes)} tests"
+        failed = [test for test, outcome in outcomes.items() if outcome.startswith("failed")]
+        plain = run(suite, "jit", limits, failed)["outcomes"] if failed else {}
+        failures = only_with_autopar(plain, outcomes)
+        passed = sum(outcome == "passed" for outcome in outcomes.values())
         counts = f"{replaced['functions']} | {replaced['calls']} | {replaced['split']} | {len(failures)}"
         print(f"| {suite.package} {version(suite.package)} | {passed} | {counts} |", flush=True)
         unexplained |= {test: error for test, error in failures.items() if test not in EXPLAINED}

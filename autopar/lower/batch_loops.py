@@ -1,7 +1,7 @@
-"""A step whose loop over parts of the batch is taken apart: what the loop does, of all parts side by side.
+"""`parts_side_by_side`: a step whose loop over parts of the batch is one function of all parts.
 
 Users who accumulate gradients write a loop over parts of the batch: `jax.lax.scan` over ``x.reshape(4, -1, ...)``. A
-pipeline cannot cut such a loop, which is one operator. `parts_side_by_side` maps the loop's body over the dim of parts,
+pipeline cannot cut such a loop, which is one operator. The function maps the loop's body over the dim of parts,
 with `jax.vmap`; a sum that the loop carries becomes the sum over that dim. Microbatches then split the dim of parts as
 they split examples. Each part is computed by itself again where there are as many microbatches as parts.
 

@@ -61,7 +61,7 @@ def _takes_examples(op: Operator, loop: BatchLoop, states: dict[str, Layout]) ->
 
 
 def _independent(op: Operator) -> BatchLoop | None:
-    """What a loop carries; None where an iteration needs what another made."""
+    """The loop, with the kinds of its carries; None where an iteration needs results of another."""
     scan = Scan.of(op)
     sums, counters = set(), set()
     _, initial, _ = scan.split(op.operands)

@@ -121,7 +121,7 @@ def _rows(op: Operator, shape: tuple[int, ...]) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class _Member:
-    """What one copy has in the place of a group: an operator's id, and the values that it makes."""
+    """The operator of one copy that a group matches with those of the others: its id and the values that it makes."""
 
     id: str
     names: tuple[str, ...]
@@ -185,7 +185,7 @@ class _Matched:
         self.member = {n: at for n, at in self.member.items() if at[0] in kept}
 
     def copies(self) -> Copies | None:
-        """What was found; None where nothing is, or what all copies take depends on one of them."""
+        """The copies; None where there are none, or a value that all of them take depends on one of them."""
         replaced = frozenset(m.id for number in self.kept for m in self.groups[number].values())
         takers = {self.groups[g][0].id: self.groups[g][0].names[0] for g in self.kept if not self.operands[g]}
         first = {self.groups[number][0].id for number in self.kept} - takers.keys()

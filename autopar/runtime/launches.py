@@ -82,7 +82,7 @@ class Launches:
 
 
 def few_at_once(devices: Iterable[Any]) -> frozenset[Any]:
-    """Those of the devices whose programs are launched few at a time: all where they are several CPU devices, or none.
+    """Devices whose programs are launched few at a time: the given ones if they are several CPU devices, or none.
 
     Args:
         devices: of this process, on which a program runs.

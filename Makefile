@@ -7,8 +7,9 @@ SHELL := /bin/bash
 
 # The newest jax minor that the suite was run against is below this bound.
 NEWEST_JAX ?= jax<0.13
-# As many test processes as the suite is tuned for; PYTEST_ARGS="-n 8" for a larger machine.
-PYTEST_ARGS ?= -n 2
+# As many test processes as the suite is tuned for; PYTEST_ARGS="-n 8 --dist worksteal" for a larger machine. Each takes
+# whole files, whose fixtures are then made once, until one has none left and takes half of what another has.
+PYTEST_ARGS ?= -n 2 --dist worksteal
 
 VENV := .venv
 NEWEST := .venv-newest
@@ -41,8 +42,9 @@ lock="requirements/$$($(1)/bin/python -c 'import sys; print("py%d%d" % sys.versi
 pins=(); if [[ -f $$lock ]]; then pins=(-c "$$lock"); else echo "no $$lock: taking the newest versions"; fi; \
 $(1)/bin/python -m pip --version >/dev/null 2>&1 || $(1)/bin/python -m ensurepip >/dev/null; \
 $(1)/bin/python -m pip install --quiet --disable-pip-version-check $${pins[@]+"$${pins[@]}"} hatchling editables; \
-$(1)/bin/python -m pip install --quiet --disable-pip-version-check $${pins[@]+"$${pins[@]}"} \
-  --no-build-isolation -e '.[$(2)]' $(3)
+$(1)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile $${pins[@]+"$${pins[@]}"} \
+  --no-build-isolation -e '.[$(2)]' $(3); \
+$(1)/bin/python -m compileall -q -j 2 $(1)/lib >/dev/null || true
 endef
 
 .PHONY: help
@@ -64,8 +66,7 @@ $(VENV)/.run-stamp: pyproject.toml $(LOCKS) | $(VENV)/bin/python
 $(VENV)/.dev-stamp: pyproject.toml $(LOCKS) | $(VENV)/bin/python
 	@echo "installing autopar and its development tools into $(VENV)"
 	@$(call install,$(VENV),$(RUN_EXTRAS),-r requirements/dev.in)
-	@$(VENV)/bin/python -m autopar.solver.prepare
-	@touch $@ $(VENV)/.run-stamp
+	@touch $@
 
 .PHONY: demo
 demo: $(VENV)/.run-stamp  ## train a small GPT on 8 virtual devices, with and without autopar
@@ -87,10 +88,12 @@ lint: $(VENV)/.dev-stamp  ## the static checks alone
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/python -m tests.sizes
 
-# The static checks take one core for a minute: they run beside the tests.
+# Loops are compiled and the static checks run while test processes collect: a minute of one core. Bytecode is written
+# ahead: where Python writes none (PYTHONDONTWRITEBYTECODE), each process that a test starts would compile all of it.
 .PHONY: test
 test: $(VENV)/.dev-stamp  ## static checks and all tests but the slow ones
-	@$(MAKE) --no-print-directory lint & checks=$$!; tests=0; \
+	@$(VENV)/bin/python -m compileall -q -j 2 autopar benchmarks examples
+	@{ $(VENV)/bin/python -m autopar.solver.prepare && $(MAKE) --no-print-directory lint; } & checks=$$!; tests=0; \
 	  $(VENV)/bin/python -m pytest $(PYTEST_ARGS) || tests=$$?; \
 	  wait $$checks || { echo "a static check failed; make lint shows it alone" >&2; exit 1; }; exit $$tests
 

@@ -58,6 +58,17 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 _MOST_RESIDENT = int(os.environ.get("AUTOPAR_TEST_RESIDENT", 3 << 30))
 
 
+#: Of the collector of garbage. Graphs and programs are many small objects that stay: with Python's own thresholds a
+#: tenth of the suite's CPU seconds is the collector, and what hypothesis notes of it.
+_COLLECTED_AFTER = (20_000, 20, 20)
+
+
+def pytest_collection_finish() -> None:
+    """Garbage is collected rarely from here on."""
+    gc.collect()
+    gc.set_threshold(*_COLLECTED_AFTER)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def compiled_programs_are_given_back() -> Iterator[None]:
     """Drops jax's caches after a file whose process has become large."""

@@ -1,7 +1,8 @@
 """``python -m tests.shards [K]``: one part of the slow tests within a time, in an order that the commit draws.
 
 Without K it is the part of the commit's hash. Tests that have not ended within the time count neither way; another
-commit draws another order, so that each test comes up. Exits with 1 where a test fails.
+commit draws another order, so that each test comes up. Exits with 1 where a test fails; with ``--report`` only where
+one fails that is known to pass (`tests.shards.parts.recorded`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import NoReturn
 
 import click
 
-from tests.shards.parts import PARTS, ROOT, Part, Unit, chosen, units
+from tests.shards.parts import PARTS, ROOT, Part, Unit, chosen, record, recorded, units
 
 _NO_TESTS = 5  # pytest's exit code where none was collected
 _GRACE_S = 30.0  # after an interrupt, for fixtures that end what they started
@@ -38,8 +39,9 @@ def commit() -> str:
 @click.option("--minutes", default=20.0, help="Of wall time; what runs then is ended.")
 @click.option("--processes", default=2, help="Files that are tried at the same time.")
 @click.option("--seed", default="", help="Of the order; the commit's hash unless given.")
-@click.option("--report", is_flag=True, help="A failure fails the run only in a part that gates.")
-def main(number: int | None, minutes: float, processes: int, seed: str, report: bool) -> None:
+@click.option("--report", is_flag=True, help="Failures of tests that no run has recorded as passed are told alone.")
+@click.option("--record", "keep", is_flag=True, help="Keeps which tests passed, and their CPU seconds.")
+def main(number: int | None, minutes: float, processes: int, seed: str, report: bool, keep: bool) -> None:
     """Runs part NUMBER."""
     drawn_by = seed or commit()
     number = number or chosen(commit())
@@ -49,7 +51,7 @@ def main(number: int | None, minutes: float, processes: int, seed: str, report: 
         python = _python(part, 60 * minutes)
     except subprocess.SubprocessError as error:
         click.echo(f"{part.environment} cannot be made: {error}")
-        _end_run(number, part, good=False, report=report)
+        _end_run(number, part, good=False, code=0 if report else 1)
     tests = list(units(part))
     random.Random(drawn_by).shuffle(tests)
     seconds_from_now = time.monotonic() + 60 * minutes
@@ -60,22 +62,31 @@ def main(number: int | None, minutes: float, processes: int, seed: str, report: 
         lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []
     outcomes = [json.loads(line) for line in lines]
     counts = Counter(outcome["outcome"] for outcome in outcomes)
-    for outcome in outcomes:
-        if outcome["outcome"] == "failed":
-            click.echo(f"FAILED {outcome['test']}")
-    broken = [unit.files for unit, how in zip(tests, ended, strict=True) if how == "failed"]
-    cut = sum(how == "cut" for how in ended)
-    click.echo(f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped")
+    failed = frozenset(outcome["test"] for outcome in outcomes if outcome["outcome"] == "failed")
+    known, gating = recorded(), []
+    for test in sorted(failed):
+        gating += [test] if test in known or not report else []
+        click.echo(f"FAILED {test}" + ("" if test in known else " (no run has recorded that it passed)"))
+    if keep:
+        record({o["test"]: o["cpu_s"] for o in outcomes if o["outcome"] == "passed"}, failed)
+    # A process that failed without a test of its own that did: a file that cannot be imported, or a crash.
+    broken = [u.files for u, how in zip(tests, ended, strict=True) if how == "failed" and not _in(failed, u)]
+    cut, cpu_s = sum(how == "cut" for how in ended), sum(outcome["cpu_s"] for outcome in outcomes)
+    click.echo(f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped, {cpu_s:.0f} CPU s")
     click.echo(f"{cut} of {len(tests)} pieces of groups of files did not end in the time")
-    _end_run(number, part, good=not broken and not counts["failed"], report=report)
+    _end_run(number, part, good=not broken and not failed, code=1 if broken or gating else 0)
 
 
-def _end_run(number: int, part: Part, *, good: bool, report: bool) -> NoReturn:
-    """Prints the last lines, and exits with 1 where a failure is to fail the run."""
-    if not good and report and not part.gates:
-        click.echo(f"the part {part.name} does not gate yet: its failures are reported alone")
+def _in(failed: frozenset[str], unit: Unit) -> bool:
+    return any(test.partition("::")[0] in unit.files for test in failed)
+
+
+def _end_run(number: int, part: Part, *, good: bool, code: int) -> NoReturn:
+    """Prints the last lines and exits."""
+    if not good and not code:
+        click.echo("no test failed that is known to pass: what failed is told alone")
     click.echo(f"shard {number} ({part.name}): {'passed' if good else 'FAILED'}; again: make test-shard SHARD={number}")
-    sys.exit(0 if good or (report and not part.gates) else 1)
+    sys.exit(code)
 
 
 def run(python: Path, unit: Unit, results: Path, seed: str, until_s: float) -> str:

@@ -36,7 +36,7 @@ def _timeout_s(item: pytest.Item) -> float:
 
 
 class Results:
-    """Writes the outcome of each test.
+    """Writes the outcome of each test and its CPU seconds.
 
     Args:
         path: of the file; it is appended to.
@@ -44,12 +44,17 @@ class Results:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.outcomes: dict[str, str] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A line for what failed, was skipped, or passed."""
+        """A line for what failed, was skipped, or passed, when the test has ended."""
         if report.when == "call" or report.outcome != "passed":
+            self.outcomes[report.nodeid] = report.outcome
+        if report.when == "teardown":
+            seconds = dict(report.user_properties).get("cpu_s", 0.0)  # see tests/conftest.py
+            line = {"test": report.nodeid, "outcome": self.outcomes.pop(report.nodeid, "skipped"), "cpu_s": seconds}
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"test": report.nodeid, "outcome": report.outcome}) + "\n")
+                file.write(json.dumps(line) + "\n")
 
 
 def pytest_configure(config: pytest.Config) -> None:

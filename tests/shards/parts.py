@@ -1,16 +1,19 @@
 """Parts of the slow tests, one of which continuous integration runs for a commit.
 
 `chosen` is where a caller starts. A part is folders and files; a file belongs to the part with the longest of its
-prefixes, so each file is in one part.
+prefixes, so each file is in one part. `recorded` has the tests that passed when they were last run, and their cost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+#: CPU seconds by test of those that passed when they were last run; `python -m tests.shards K --record` adds to it.
+RECORDED = Path(__file__).with_name("recorded.json")
 
 
 @dataclass(frozen=True)
@@ -21,14 +24,11 @@ class Part:
         name: in the last line of a run.
         prefixes: of the paths of its files.
         environment: the folder of its Python.
-        gates: whether a test that fails in it fails continuous integration: from the first run on in which the whole
-            part passed. Others report what failed.
     """
 
     name: str
     prefixes: tuple[str, ...]
     environment: str = ".venv"
-    gates: bool = False
 
 
 #: The number of a part is its place, from 1 on.
@@ -37,10 +37,16 @@ PARTS = (
     Part("hosts", ("tests/runtime_hosts/",)),
     Part(
         "drawn",
-        ("tests/fuzz/", "tests/end_to_end/test_random_plans.py", "tests/search/test_random_graphs.py"),
+        (
+            "tests/end_to_end/test_everything_combined.py",
+            "tests/end_to_end/test_pipeline_matrix.py",
+            "tests/end_to_end/test_random_plans.py",
+            "tests/fuzz/",
+            "tests/search/test_random_graphs.py",
+        ),
     ),
-    Part("combined", ("tests/end_to_end/test_everything_combined.py", "tests/end_to_end/test_pipeline_matrix.py")),
     Part("end to end", ("tests/end_to_end/",)),
+    Part("lowering", ("tests/frontend/", "tests/ir/", "tests/lower/", "tests/microbatch/", "tests/precision/")),
     Part(
         "planning",
         (
@@ -86,6 +92,18 @@ def files(part: Part) -> tuple[str, ...]:
     """Files of a part with slow tests."""
     found = (p.relative_to(ROOT).as_posix() for p in sorted((ROOT / "tests").rglob("test_*.py")) if _has_slow(p))
     return tuple(name for name in found if part_of(name) is part)
+
+
+def recorded(file: Path = RECORDED) -> dict[str, float]:
+    """CPU seconds of the tests that passed when they were last run: a failure of these fails continuous integration."""
+    found: dict[str, float] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    return found
+
+
+def record(passed: Mapping[str, float], failed: frozenset[str], file: Path = RECORDED) -> None:
+    """Adds tests that passed, with their CPU seconds, and takes out those that failed."""
+    known = {test: seconds for test, seconds in {**recorded(file), **passed}.items() if test not in failed}
+    file.write_text(json.dumps(dict(sorted(known.items())), indent=0) + "\n", encoding="utf-8")
 
 
 def units(part: Part) -> Iterator[Unit]:

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.shards import __main__ as shards
-from tests.shards.parts import PARTS, ROOT, Unit, chosen, files, part_of, units
+from tests.shards.parts import PARTS, ROOT, Unit, chosen, files, part_of, record, recorded, units
 
 PYTHON = Path(sys.executable)
 TESTS = """
@@ -56,6 +56,7 @@ def written(folder: Path, less: int, seconds: float = 0.0) -> str:
 
 def outcomes(path: Path) -> dict[str, str]:
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    assert all(line["cpu_s"] >= 0.0 for line in lines)
     return {line["test"].rpartition("::")[2]: line["outcome"] for line in lines}
 
 
@@ -85,24 +86,46 @@ def test_a_failing_test_fails_the_run_and_the_last_line_names_the_part(tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("how", "code", "word"), [("passed", 0, "passed"), ("cut", 0, "passed"), ("failed", 1, "FAILED")]
+    ("failing", "known", "code", "code_of_report"), [(0, True, 0, 0), (1, True, 1, 1), (1, False, 1, 0)]
 )
-def test_a_part_that_does_not_gate_is_reported(monkeypatch, how, code, word) -> None:
-    monkeypatch.setattr(shards, "units", lambda part: iter([Unit(("test_of_no_folder.py",), 0, 1)]))
-    monkeypatch.setattr(shards, "run", lambda *arguments: how)
-    parts = (PARTS[0], replace(PARTS[1], gates=False), replace(PARTS[2], gates=True), *PARTS[3:])
-    monkeypatch.setattr(shards, "PARTS", parts)
-    for number, name in ((2, "hosts"), (3, "drawn")):
-        done = CliRunner().invoke(shards.main, [str(number), "--minutes", "10"])
-        assert done.exit_code == code
-        assert done.output.splitlines()[-1].startswith(f"shard {number} ({name}): {word}")
-    reported = CliRunner().invoke(shards.main, ["2", "--minutes", "10", "--report"])
-    assert (reported.exit_code, "does not gate yet" in reported.output) == (0, code == 1)
-    assert CliRunner().invoke(shards.main, ["3", "--minutes", "10", "--report"]).exit_code == code
+def test_a_failure_of_a_test_that_is_known_to_pass_fails_the_run(
+    tmp_path, monkeypatch, failing, known, code, code_of_report
+) -> None:
+    def ran(python, unit, results, seed, until_s):
+        with results.open("a") as file:
+            for n in range(2):
+                outcome = "failed" if n < failing else "passed"
+                file.write(json.dumps({"test": f"tests/a.py::test[{n}]", "outcome": outcome, "cpu_s": 2.0}) + "\n")
+        return "failed" if failing else "passed"
+
+    monkeypatch.setattr(shards, "units", lambda part: iter([Unit(("tests/a.py",), 0, 1)]))
+    monkeypatch.setattr(shards, "run", ran)
+    monkeypatch.setattr(shards, "recorded", lambda: {"tests/a.py::test[0]": 1.0} if known else {})
+    for arguments, expected in (([], code), (["--report"], code_of_report)):
+        done = CliRunner().invoke(shards.main, ["2", "--minutes", "10", *arguments])
+        assert done.exit_code == expected, done.output
+        assert done.output.splitlines()[-1].startswith(f"shard 2 (hosts): {'FAILED' if failing else 'passed'}")
+        assert f"{2 - failing} passed, {failing} failed, 0 skipped, 4 CPU s" in done.output
+
+
+def test_a_process_that_fails_without_a_failing_test_fails_the_run(monkeypatch) -> None:
+    monkeypatch.setattr(shards, "units", lambda part: iter([Unit(("tests/a.py",), 0, 1)]))
+    for how, code in (("failed", 1), ("cut", 0)):
+        monkeypatch.setattr(shards, "run", lambda *arguments, how=how: how)
+        assert CliRunner().invoke(shards.main, ["2", "--minutes", "10", "--report"]).exit_code == code
+
+
+def test_what_passed_is_recorded_with_its_cost(tmp_path) -> None:
+    file = tmp_path / "recorded.json"
+    record({"b": 2.0, "a": 1.5}, frozenset(), file)
+    record({"c": 3.0}, frozenset({"b"}), file)
+    assert recorded(file) == {"a": 1.5, "c": 3.0}
+    names = {name.partition("::")[0] for name in recorded()}
+    assert all((ROOT / name).exists() for name in names)  # else: python -m tests.shards K --record
 
 
 def test_an_environment_that_cannot_be_made_fails_the_part(monkeypatch) -> None:
-    parts = (*PARTS[:7], replace(PARTS[7], environment=".venv-of-no-target", gates=False))
+    parts = (*PARTS[:-1], replace(PARTS[-1], environment=".venv-of-no-target"))
     monkeypatch.setattr(shards, "PARTS", parts)
     done = CliRunner().invoke(shards.main, ["8"])
     assert (done.exit_code, ".venv-of-no-target cannot be made" in done.output) == (1, True)

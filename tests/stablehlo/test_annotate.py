@@ -75,6 +75,24 @@ def run(module, leaves):
     return jax.jit(ModuleInterpreter(module).run)(*leaves)
 
 
+@pytest.mark.parametrize("windows", [False, True])
+@pytest.mark.parametrize(("computation", "values", "start"), [
+    (lax.max, [-9, -7], -3), (lax.min, [9, 7], 5), (lax.max, [-9.0, -7.0], -3.0), (lax.max, [-9, -7], -(2**31)),
+    (lax.min, [9, 7], 2**31 - 1), (lax.max, [-9.0, -7.0], -np.inf),
+])  # fmt: skip
+def test_a_reduction_begins_where_the_program_says(computation, values, start, windows):
+    def reduced(x):
+        first = jnp.asarray(start, x.dtype)
+        if windows:
+            return lax.reduce_window(x, first, computation, (2,), (1,), "VALID")
+        return lax.reduce(x, first, computation, (0,))
+
+    x = jnp.asarray(values, jnp.int32 if isinstance(start, int) else jnp.float32)
+    module = read_module(export.export(jax.jit(reduced))(x).mlir_module())
+    (found,) = jax.tree.leaves(run(module, [x]))
+    assert found.tolist() == reduced(x).tolist()
+
+
 @pytest.mark.parametrize(
     ("fn", "args"),
     [

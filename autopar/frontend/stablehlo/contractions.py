@@ -129,7 +129,7 @@ def reduce(op: Operation, run: RunRegion, *values: Any) -> Any:
         result = _REDUCERS[name](arrays[0], dims)
         return (
             result
-            if _is_neutral(name, op.op.operands[1])
+            if _is_neutral(name, op.op.operands[1], arrays[0].dtype)
             else _BINARY[name](result, lax.broadcast(initial[0], result.shape))
         )
 
@@ -139,13 +139,15 @@ def reduce(op: Operation, run: RunRegion, *values: Any) -> Any:
     return list(lax.reduce(tuple(arrays), tuple(initial), combine, dims))
 
 
-def _is_neutral(name: str, initial: Any) -> bool:
-    """Whether a reduction begins with the neutral element, as the text of its constant says."""
+def _is_neutral(name: str, initial: Any, dtype: Any) -> bool:
+    """Whether a reduction of ``dtype`` begins with the neutral element, as the text of its constant says."""
     if not hasattr(initial.owner, "name") or initial.owner.name != "stablehlo.constant":
         return False
     text = str(initial.owner.attributes["value"]).partition("<")[2].partition(">")[0]
-    least = text in ("0xFF800000", "0xFF80", "0xFC00", "0xFFF0000000000000", "false") or text.startswith("-")
-    most = text in ("0x7F800000", "0x7F80", "0x7C00", "0x7FF0000000000000", "true") or text.isdigit()
+    least = text in ("0xFF800000", "0xFF80", "0xFC00", "0xFFF0000000000000", "false")
+    most = text in ("0x7F800000", "0x7F80", "0x7C00", "0x7FF0000000000000", "true")
+    if jnp.issubdtype(dtype, jnp.integer):
+        least, most = text == str(jnp.iinfo(dtype).min), text == str(jnp.iinfo(dtype).max)
     zero = text.lstrip("-") in ("0.000000e+00", "0", "false", "(0.000000e+00,0.000000e+00)")
     return {
         "stablehlo.add": zero,
@@ -172,7 +174,7 @@ def reduce_window(op: Operation, run: RunRegion, *values: Any) -> Any:
         op.ints("base_dilations", ones),
         op.ints("window_dilations", ones),
     )
-    if name not in _BINARY or not _is_neutral(name, op.op.operands[1]):
+    if name not in _BINARY or not _is_neutral(name, op.op.operands[1], x.dtype):
         return lax.reduce_window(x, initial, lambda a, b: run(op.op.regions[0], [a, b])[0], *more)
     neutral = _NEUTRAL[name](x.dtype) if name in _NEUTRAL else initial
     return lax.reduce_window(x, neutral, _BINARY[name], *more)

@@ -12,6 +12,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import autopar
 from autopar import TraceError
+from autopar.api.user_mesh import on_mesh
 from autopar.ir import Layout
 from tests.api.steps import CLUSTER, batch, params, sgd
 from tests.end_to_end.compare import assert_trees_same
@@ -21,6 +22,16 @@ AXES = pytest.mark.parametrize("axes", [AxisType.Auto, AxisType.Explicit])
 
 def mesh_of(axes):
     return jax.make_mesh((4, 2), ("data", "model"), axis_types=(axes,) * 2)
+
+
+@pytest.mark.parametrize(
+    "spec", [(), ("data",), (None, None, "model"), ("model", None, "data"), (None, ("data", "model"))]
+)
+def test_a_sharding_is_said_in_the_axes_of_another_mesh_over_the_same_devices(spec):
+    named = NamedSharding(mesh_of(AxisType.Auto), PartitionSpec(*spec))
+    other = jax.make_mesh((2, 2, 2), ("a", "b", "c"), axis_types=(AxisType.Auto,) * 3)
+    again = on_mesh(named, 3, other)
+    assert again.mesh == other and again.is_equivalent_to(named, 3)
 
 
 @pytest.mark.few(1)

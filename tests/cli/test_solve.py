@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 
-from autopar.solver import ChoiceProblem, Node, Usage, is_feasible
+import pytest
+
+from autopar.solver import ChoiceProblem, Node, Solution, Usage, is_feasible, solve
 from tests.cli.conftest import Run
 from tests.solver.contest_files import write_contest
 from tests.solver.problems import grid, with_usages
@@ -53,3 +56,21 @@ def test_mistakes(run: Run, tmp_path: Path) -> None:
     done = run("solve", str(tmp_path / "p.json"))
     assert done.exit_code == 1
     assert "contest's format" in done.stderr
+
+
+def test_the_limit_is_that_of_the_whole_command(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 1,000 seconds the start took 100, which says that the end takes half as much; one in a hundred is kept."""
+    command = importlib.import_module("autopar.cli.solve")
+    limits: list[float | None] = []
+
+    def noted(problem: ChoiceProblem, solver: object, *, time_limit_s: float | None, seed: int) -> Solution:
+        limits.append(time_limit_s)
+        return solve(problem)
+
+    monkeypatch.setattr(command, "_age_s", lambda: 100.0)
+    monkeypatch.setattr(command, "solve", noted)
+    write_contest(grid(2, 3, 2), tmp_path / "p.json")
+    assert run("solve", str(tmp_path / "p.json"), "--time-limit", "1000").exit_code == 0
+    assert run("solve", str(tmp_path / "p.json")).exit_code == 0
+    assert limits[0] is not None and 800.0 < limits[0] <= 1000.0 * 0.99 - 100.0 * 1.5
+    assert limits[1] is None

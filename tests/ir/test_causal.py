@@ -71,6 +71,7 @@ NOT_CAUSAL = {
     "a fill made small": by_mask(lambda r, k, ids: r >= k, -1e9, 1e-9),
     "a sum that is a score": by_sum(-5.0),
     "a positive sum": by_sum(1e9),
+    "another position": by_mask(lambda r, k, ids: (r - k).astype(bool)),
     "products of positions": by_mask(lambda r, k, ids: r * k >= k),
 }
 

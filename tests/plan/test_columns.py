@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from autopar.plan import Plan
-from autopar.plan.columns import labelled, table, wrapped
+from autopar.plan.columns import _GAP, _fitted, labelled, table, wrapped
 from autopar.plan.text import explain_text, plan_text
 from autopar.report.sections import sections
 from autopar.report.terminal import print_plan
@@ -116,3 +116,12 @@ def test_tables_exchange_rows_and_columns_where_nothing_else_fits() -> None:
 
 def test_labels_stand_before_their_text() -> None:
     assert labelled([("a", "one two"), ("bcd", "three")], 6, 10) == "a:    one\n      two\nbcd:  three"
+
+
+@pytest.mark.parametrize(
+    ("natural", "missing", "expected"),
+    [([10, 10], 1, [9, 10]), ([10, 10], 3, [7, 10]), ([12, 4], 5, [7, 4]), ([12, 4], 10, [4, 2]), ([3, 3], 0, [3, 3])],
+)
+def test_columns_are_no_narrower_than_they_must_be(natural: list[int], missing: int, expected: list[int]) -> None:
+    width = sum(natural) + _GAP * len(natural) - missing
+    assert sorted(_fitted(natural, [2] * len(natural), width)) == sorted(expected)

@@ -20,6 +20,7 @@ import autopar
 from autopar.runtime.ray.beacon import Beacon, Monitor
 from autopar.runtime.ray.board import made_board, opened_board
 from autopar.runtime.ray.lines import MOST_BYTES, StepLines
+from autopar.runtime.ray.program import _cut, _piece
 from autopar.runtime.ray.served import packed, serve_steps, unpacked
 from autopar.runtime.ray.tls import credentials_of, new_identity
 from autopar.runtime.transport.channels import Credentials
@@ -249,3 +250,11 @@ def test_reports_by_memory_and_by_connection_are_the_same() -> None:
         assert 0 not in monitor._last or monitor._last[0] == (-1, -1)  # nothing was sent
         near.close()
         far.close()
+
+
+def test_a_result_in_parts_is_cut_by_its_first_dim() -> None:
+    whole = np.arange(12).reshape(6, 2)
+    parts = [_piece(1, k, 3, [None, whole]) for k in range(3)]
+    assert [p.tolist() for p in parts] == [p.tolist() for p in np.split(whole, 3)]
+    assert [p.tolist() for p in _cut(whole, 3)] == [p.tolist() for p in parts]
+    assert _piece(1, 0, 1, [None, whole]) is whole

@@ -33,6 +33,13 @@ def test_dot_general() -> None:
     )
 
 
+def test_free_dims_of_a_product_keep_their_order() -> None:
+    op = operator("dot_general", floats(3, 5, 7, 2), 2, dimension_numbers=(((2,), (0,)), ((), ())))
+    rule, known = rule_for(op, (floats(3, 5, 4), floats(4, 7, 2)))
+    assert known and [f.size for f in rule.factors] == [3, 5, 7, 2, 4]
+    assert (rule.operands, rule.results) == (((0, 1, 4), (4, 2, 3)), ((0, 1, 2, 3),))
+
+
 @pytest.mark.parametrize(
     ("operands", "result", "linear"),
     [

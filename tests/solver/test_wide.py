@@ -26,6 +26,7 @@ from autopar.solver import (
 )
 from autopar.solver.elimination import plan_elimination
 from autopar.solver.messages import Messages
+from autopar.solver.restricted import lowest
 from autopar.solver.solve import solve_bounded
 from autopar.solver.wide import climb
 from autopar.solver.wide_memory import price_wide
@@ -220,3 +221,9 @@ def test_nodes_of_the_tree_are_a_limit() -> None:
     stopped = HighsSolver(max_nodes=0).solve(wide)
     assert stopped.status is not Status.INFEASIBLE
     assert stopped.lower_bound <= stopped.objective
+
+
+def test_the_least_excesses_are_kept_and_the_best_of_each_node() -> None:
+    excess = [np.array([0.0, 1.0, 2.0]), np.array([0.0, 5.0]), np.array([7.0, 6.0])]
+    assert [marks.tolist() for marks in lowest(excess, 0)] == [[True, True, False], [True, False], [False, True]]
+    assert [marks.tolist() for marks in lowest(excess, 2)] == [[True, True, True], [True, True], [False, True]]

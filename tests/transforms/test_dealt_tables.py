@@ -163,6 +163,7 @@ def test_mistakes_are_told() -> None:
         "no deal": lambda: TableDeal.from_json("[]"),
         "format 2": lambda: TableDeal.from_json(deal.to_json().replace('"format": 1', '"format": 2')),
         "in slots": lambda: TableDeal(("a",), (3,), (2,), 2),
+        "and 1 slots": lambda: TableDeal(("a", "b"), (3, 2), (0,), 2),
     }
     for message, mistake in mistakes.items():
         with pytest.raises(AutoparError, match=message):

@@ -66,7 +66,7 @@ $(VENV)/.run-stamp: pyproject.toml $(LOCKS) | $(VENV)/bin/python
 $(VENV)/.dev-stamp: pyproject.toml $(LOCKS) | $(VENV)/bin/python
 	@echo "installing autopar and its development tools into $(VENV)"
 	@$(call install,$(VENV),$(RUN_EXTRAS),-r requirements/dev.in)
-	@touch $@
+	@touch $@ $(VENV)/.run-stamp
 
 .PHONY: demo
 demo: $(VENV)/.run-stamp  ## train a small GPT on 8 virtual devices, with and without autopar
@@ -102,7 +102,7 @@ test-all: lint  ## static checks and all tests, the slow ones too: about three h
 	$(VENV)/bin/python -m pytest $(PYTEST_ARGS) -m "slow or not slow" --ignore tests/public
 
 .PHONY: mutations
-mutations: $(VENV)/.dev-stamp  ## faults put in one at a time, and the tests that catch them: half an hour on two cores
+mutations: $(VENV)/.dev-stamp  ## faults put in one at a time, and the tests that catch them: half an hour of one core
 	$(VENV)/bin/python -m tests.mutations
 
 # Without SHARD the part that the commit's hash chooses, as continuous integration does. Tests that have not ended after

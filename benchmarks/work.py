@@ -102,4 +102,11 @@ def run(quick: bool, say: Say) -> Report:
             f"worst {max(errors):.0%}"
         )
     weights = "weights that fit best here: " + ", ".join(f"{kind.name} {w:.3g}" for kind, w in fitted(rows).items())
-    return Report("work units against CPU seconds", "", tuple(shown), passed=True, notes=(said, weights))
+    return Report(
+        "work units against CPU seconds",
+        "",
+        tuple(shown),
+        passed=True,
+        notes=(said, weights),
+        measured=("cpu_s", "units_s"),
+    )

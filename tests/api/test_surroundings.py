@@ -99,6 +99,7 @@ def test_what_types_say_of_arguments_is_kept(around, options):
     assert [n.endswith("kept") and "not kept" not in n for n in told(plan)] == [True] * 3
 
 
+@pytest.mark.slow
 def test_what_types_say_and_no_mesh_keeps_is_told():
     step = autopar.parallelize(sgd, cluster=CLUSTER, mesh_shape=(8,))
     plan = step.plan(params(), {"x": typed((16, 16), "data"), "y": typed((16, 8))})

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from autopar.solver import solve
 from benchmarks import contest
@@ -14,6 +15,7 @@ from tests.solver.contest_files import encode_contest, write_contest
 from tests.solver.problems import grid, with_usages
 
 
+@pytest.mark.slow
 def test_contest_evaluates_what_it_is_told(tmp_path: Path) -> None:
     problem = with_usages(grid(2, 4, 3), 1, 0.5)
     whole = replace(

@@ -50,6 +50,7 @@ def test_a_notebook_has_the_code_of_its_lesson(page, notebooks) -> None:
     assert len({cell["id"] for cell in notebook["cells"]}) == len(notebook["cells"])
 
 
+@pytest.mark.slow
 def test_a_notebook_runs_on_a_machine_with_one_device(tmp_path) -> None:
     """The first cell makes eight of it; the environment of the tests is left out."""
     spec = importlib.util.spec_from_file_location("notebooks", SITE / "notebooks.py")

@@ -121,6 +121,7 @@ def test_a_global_norm_is_added_up_layer_by_layer():
     assert clipped.stages[0].host_bytes == free.stages[0].host_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", [None, 0.5])
 def test_a_faster_form_that_keeps_stacks_on_devices_is_no_answer(norm):
     """Recomputation and microbatches that are free: forms that hold stacks whole are faster, as nothing is moved."""

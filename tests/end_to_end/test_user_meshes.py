@@ -156,6 +156,7 @@ def test_meshes_of_any_size(shape):
     assert_same(f, (array(16, 2),), cluster=MIDDLE)
 
 
+@pytest.mark.slow
 def test_manual_over_one_axis_only():
     f = mapped(lambda v: v + lax.psum(v, "p"), mesh_of(2, 4), P("p"), P("p"), axis_names={"p"})
     assert_same(jax.jit(f), (array(8, 4),), cluster=MIDDLE)

@@ -193,6 +193,7 @@ def test_masters_that_the_update_gathers_are_sent_as_they_are():
     jax.tree.map(np.testing.assert_array_equal, got, jax.jit(sorted_both)(args[0]))
 
 
+@pytest.mark.slow
 def test_the_compiled_messages_are_those_that_verify_expects():
     args = (weights(), data())
     step = planned(unrolled)

@@ -107,6 +107,7 @@ def test_switch_matches_the_loop(case: tuple[tuple[int, int, int], int], seed: i
         assert float(aux) == pytest.approx(loss, abs=1e-12)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=15)
 @given(case=cases, seed=seeds)
 def test_random_routing_matches_the_loop(case: tuple[tuple[int, int, int], int], seed: int) -> None:

@@ -139,6 +139,7 @@ def test_logits_do_not_see_later_tokens(module: ModuleType) -> None:
     assert np.abs(before[:, 9:] - after[:, 9:]).max() > 1e-4
 
 
+@pytest.mark.slow
 def test_gpt_ties_its_embeddings() -> None:
     _, (tied, _) = gpt.build(abstract=True)
     _, (free, _) = gpt.build(abstract=True, tied=False)
@@ -172,6 +173,7 @@ def test_gpt_dropout_keeps_the_mean() -> None:
     assert gpt._dropout(x, 0.25, None) is x
 
 
+@pytest.mark.slow
 def test_gpt_mask_leaves_out_tokens() -> None:
     step, (state, batch) = gpt.build(masked=True, layers=1)
     compiled = quick_jit(step)
@@ -184,6 +186,7 @@ def test_gpt_mask_leaves_out_tokens() -> None:
     assert float(compiled(state, everything)[1]["loss"]) == pytest.approx(float(plain(state, bare)["loss"]), 1e-6)
 
 
+@pytest.mark.slow
 def test_gpt_clipping_is_by_global_norm() -> None:
     # The first moment after one step is 0.1 times the gradient that Adam saw.
     def seen_norm(clip: float | None) -> float:
@@ -202,6 +205,7 @@ def test_moe_has_a_mixture_in_every_second_layer() -> None:
     assert state["params"]["layers"][1]["up"].shape == (8, 64, 128)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", wide_resnet.NORMS)
 def test_resnet_norm_decides_whether_examples_mix(norm: str) -> None:
     config = dataclasses.replace(wide_resnet.PRESETS["tiny"], norm=norm)

@@ -48,6 +48,7 @@ def test_gates_and_load_match_the_loop(x64, choices):
         np.testing.assert_allclose(got.load, load, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_slots_give_the_mixture_that_the_gates_state(x64):
     """With room for all, experts on slots are ``sum_e G_e f_e(x)``; with less, first choices come first."""
     logits, x = jnp.asarray(draw((2, 6, 4), 0)), jnp.asarray(draw((2, 6, 3), 1))
@@ -71,6 +72,7 @@ def test_losses_are_their_formula(x64):
     assert float(got) == pytest.approx(0.3 * cv[0] + 0.2 * cv[1], rel=1e-9)
 
 
+@pytest.mark.slow
 def test_weights_of_zero_spread_the_load_evenly():
     """W_g = W_noise = 0: noise alone chooses, and every expert gets its share within what chance allows."""
     zeros = jnp.zeros((4, 512, 8))
@@ -98,6 +100,7 @@ def test_hierarchical_gates_match_the_loop(x64):
     np.testing.assert_allclose(jnp.sum(got.gates, axis=-1), 1, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("weights", "even"), [((0.0, 0.0), False), ((0.1, 0.1), True)])
 def test_losses_keep_the_load_even(weights, even):
     """500 steps of a toy mixture: without losses some experts take nearly all, with both the load stays even."""

@@ -61,7 +61,11 @@ def test_every_stage_and_device_is_drawn(large: Plan) -> None:
     texts = [t.text for t in drawn(cluster_svg(large.content)).iter() if t.tag.endswith("text")]
     assert {f"node {n}" for n in range(64)} <= set(texts)
     assert [texts.count(str(s)) for s in range(64)] == [8] * 64
-    rows = [t.text for t in drawn(memory_svg(large.content, 80 * 10**9)).iter() if t.tag.endswith("text")]
+    memory = drawn(memory_svg(large.content, 80 * 10**9))
+    height = float((memory.get("viewBox") or "").split()[3])
+    rects = [e for e in memory.iter() if e.tag.endswith("rect")]
+    assert len(rects) > 64 and all(float(e.get("y", 0)) + float(e.get("height", 0)) <= height for e in rects)
+    rows = [t.text for t in memory.iter() if t.tag.endswith("text")]
     assert {f"stage {s}" for s in range(64)} <= set(rows)
     assert "memory of a device: 80 GB" in rows
 

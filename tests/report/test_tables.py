@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from autopar.report.sections import Section, communication, expensive_choices, inputs, sections
+from autopar.report.sections import Section, communication, expensive_choices, inputs, ranges, sections
 from autopar.report.terminal import print_plan, print_section
 from tests.report.plans import make_plan
 
@@ -72,3 +72,8 @@ def test_terminal_says_none() -> None:
     where = console()
     print_section(Section("things", ("name",), ()), where)
     assert printed(where).strip() == "things: none"
+
+
+def test_ranges_of_numbers_in_any_order_and_given_twice() -> None:
+    assert ranges([6, 2, 1, 0, 2, 3]) == "0-3, 6"
+    assert ranges([]) == ""

@@ -51,6 +51,7 @@ def kinds(state):
     return {jax.tree_util.keystr(path): leaf.sharding.memory_kind for path, leaf in flat}
 
 
+@pytest.mark.slow
 def test_under_a_limit_adam_is_the_same_with_its_moments_in_host_memory(x64):
     step, args = mlp.build("tiny", optimizer="adam", dtype="float64")
     wide = parallelize(step, cluster=local(), **OPTIONS).plan(*args)
@@ -147,7 +148,7 @@ def test_compiled_for_a_target_what_lies_in_host_memory_is_not_the_devices():
 
 def test_stages_of_a_pipeline_have_their_moments_in_host_memory(x64):
     step, args = mlp.build("tiny", optimizer="adam", dtype="float64")
-    options = {"num_stages": 2, "num_microbatches": 4, "remat": "none", "donate_argnums": 0}
+    options = {"num_stages": 2, "num_microbatches": 4, "schedule": "1f1b", "remat": "none", "donate_argnums": 0}
     wide = parallelize(step, cluster=local(), **options).plan(*args)
     limit = int(wide.peak_memory * 0.7)
     fn = parallelize(step, cluster=local(), memory_limit=limit, offload="auto", **options)

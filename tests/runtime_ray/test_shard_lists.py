@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from autopar.runtime.ray.arrays import ArrayStore
-from autopar.runtime.ray.messages import FileResult, Snapshot, decode, encode
+from autopar.runtime.ray.messages import FileResult, Snapshot, Start, decode, encode
 from autopar.runtime.shards import Shard, Written, leaf_of
 from autopar.runtime.transport import SocketLink
 from autopar.runtime.transport.tiles import Tile, Tiled, placed, tiles_of
@@ -99,3 +100,11 @@ def test_what_was_written_too_often_is_listed() -> None:
     written = Written((16, 16), "float32", "", (Shard("pipeline-0-process-0000.bin", 0, (0, 0), (16, 8), 0), *pieces))
     with pytest.raises(ValueError, match=r"384 elements were written: .*at \(0, 8\) in pipeline-0-process-0001.bin"):
         leaf_of("w", [written])
+
+
+def test_microbatches_are_copies_of_what_the_driver_sent() -> None:
+    """The driver's next message may lie where this one does."""
+    sent, loaded = np.arange(8.0).reshape(4, 2), SimpleNamespace(placements={})
+    pieces = list(ArrayStore({}).start(loaded, [Start("x", 1, (0, 1), 0, 2)], {1: sent}).values())  # type: ignore[arg-type]
+    assert [np.asarray(p).tolist() for p in pieces] == [sent[:2].tolist(), sent[2:].tolist()]
+    assert not any(np.shares_memory(sent, p) for p in pieces)

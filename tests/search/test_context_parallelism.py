@@ -79,6 +79,7 @@ def test_what_a_device_holds_and_does_falls_with_cp():
     assert 3.5 < alone.step_time / shared.step_time < 4
 
 
+@pytest.mark.slow
 def test_zero_splits_over_dp_and_cp():
     problem = text(4)
     plain, zero1, zero3 = (Manual(dp=2, cp=2, zero=z)(problem).stages[0].memory for z in (0, 1, 3))
@@ -88,6 +89,7 @@ def test_zero_splits_over_dp_and_cp():
     assert zero3.parameters == pytest.approx(plain.parameters / 4, rel=0.05)
 
 
+@pytest.mark.slow
 def test_examples_are_not_shared_by_cp_even_where_that_is_cheaper():
     """With tokens split between few examples the cheapest plan is one of more data parallelism."""
     plan = Manual(dp=2, cp=2)(text(4, batch=8, seq=8))

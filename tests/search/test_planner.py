@@ -51,6 +51,7 @@ def test_a_plan_that_is_named_has_stages_only_where_asked_for(name):
     assert asked.plan(*args).num_stages == 2
 
 
+@pytest.mark.slow
 def test_where_links_are_fast_one_stage_is_taken():
     fn, args = step()
     assert autopar.parallelize(fn, cluster=node(bandwidth=1e12)).plan(*args).num_stages == 1

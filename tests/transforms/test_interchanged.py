@@ -26,6 +26,7 @@ def assert_near(got, wanted):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mesh", "norm"), [((8,), None), ((2, 4), 0.5)])
 def test_values_are_those_of_the_plain_step_from_host_memory(mesh, norm):
     plain, args = build(4, batch=32, norm=norm)

@@ -61,6 +61,7 @@ def test_compiled_memory_falls_by_the_masks():
     assert plain - packed >= 0.8 * masks * 7 / 8
 
 
+@pytest.mark.slow
 def test_plans_hold_less_and_run_the_same():
     args = arguments(rows=4096)
     options = {"num_stages": 1, "num_microbatches": 1, "remat": "none"}

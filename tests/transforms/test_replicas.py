@@ -171,6 +171,7 @@ def test_few_bits_cost_little_and_say_their_bytes():
     assert narrow.bytes_a_step(first_state(ADAM)) == (16 * 8 + 8) * 1 / 2
 
 
+@pytest.mark.slow
 def test_gradients_of_replicas_are_those_of_the_parts(x64):
     p, d = first_state(SGD, jnp.float64)["params"], data(0, dtype=jnp.float64)
     values, grads = per_replica_value_and_grad(loss_fn, 4)(p, d["x"], d["y"])

@@ -147,7 +147,8 @@ def _is_neutral(name: str, initial: Any, dtype: Any) -> bool:
     least = text in ("0xFF800000", "0xFF80", "0xFC00", "0xFFF0000000000000", "false")
     most = text in ("0x7F800000", "0x7F80", "0x7C00", "0x7FF0000000000000", "true")
     if jnp.issubdtype(dtype, jnp.integer):
-        least, most = text == str(jnp.iinfo(dtype).min), text == str(jnp.iinfo(dtype).max)
+        info: Any = jnp.iinfo
+        least, most = text == str(info(dtype).min), text == str(info(dtype).max)
     zero = text.lstrip("-") in ("0.000000e+00", "0", "false", "(0.000000e+00,0.000000e+00)")
     return {
         "stablehlo.add": zero,

@@ -186,6 +186,7 @@ def test_zero3_and_model_parallelism_of_175b_are_within_a_fifth():
     assert slower == sorted(slower)
 
 
+@pytest.mark.slow
 def test_the_fastest_of_the_zero_bubble_schedules_is_found():
     groups = {}
     for scored in score([r for r in load() if r.dataset == "Zero Bubble Table 4"], CONSTANTS):

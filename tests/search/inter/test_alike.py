@@ -19,6 +19,7 @@ from autopar.search.intra.memory import IN_FLIGHT
 from autopar.search.memo import Memo
 from autopar.search.outcome import Bounded
 from autopar.search.stage_planning.shared import StagePlanner, renamed_content
+from autopar.stages.kinds import KindTable
 from autopar.stages.layers import find_repeats
 from examples import mlp
 from tests.end_to_end.clusters import MIDDLE
@@ -67,6 +68,14 @@ def test_a_plan_is_handed_on_as_it_would_have_been_made(cut):
         return alpa(replace(problem, job=replace(problem.job, donated=own))).content
 
     assert renamed_content(content(first), sliced.graphs[first], sliced.graphs[second]) == content(second)
+
+
+def test_the_pass_in_which_a_value_arrives_is_part_of_the_kind(cut):
+    source, layers = cut
+    parts = source.slice(COUNT, layers.members).parts[1]
+    other = replace(parts, received=tuple(replace(r, backward=not r.backward) for r in parts.received))
+    table = KindTable(source.step.graph, source.microbatches(COUNT))
+    assert parts.received and table.kind(parts).key == table.kind(replace(parts)).key != table.kind(other).key
 
 
 def test_of_stages_alike_one_is_found_to_be_slower(cut):

@@ -75,6 +75,7 @@ def test_stages_of_a_model_without_loops_are_as_uneven_as_the_best_runs_of_its_p
     assert unevenness(unrolled, len(heavy) + 1) == math.inf
 
 
+@pytest.mark.slow
 def test_stages_of_a_large_cluster_are_no_more_than_the_model_has_even_parts():
     """Of two unrolled layers 16 stages, which share 64 nodes too, would have one of 2.4 times its share."""
     few = problem(64, layers=2, batch=64)

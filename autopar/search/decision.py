@@ -29,6 +29,7 @@ from autopar.search.enumeration.candidates import schedule_of, trains
 from autopar.search.enumeration.reach import EQUAL_STAGES, least_by_stages
 from autopar.search.enumeration.search_space import (
     is_large,
+    is_small,
     may_have_stages,
     stages_of_whole_nodes,
     unevenness,
@@ -151,7 +152,8 @@ class Decision:
         count = counts_that_may_fit(self.problem, self.step, possible)[0] if len(possible) > 1 else possible[0]
         if count == possible[0]:
             return Expansion(regions=(self._exact_stage(self._looks, seconds),))
-        looked = equal_stages(self.problem, self.step, 1, count, known.best_s / self.problem.policy.effort.looks.usual)
+        cutoff_s = known.best_s / self.problem.policy.effort.looks.usual
+        looked = equal_stages(self.problem, self.step, EqualStages.of(self.problem, 1), count, cutoff_s)
         if looked is not None and looked.is_beyond:
             return Bounded(LOOKS, known.best_s)
         seconds = seconds if looked is None else looked.busy_s(count)
@@ -234,7 +236,8 @@ class Decision:
         for number in near:
             before, here = looks.get(number), self._count_for(number, per_stage[0])
             if before is None or all(m != here for m, _ in before.looked):
-                after = equal_stages(self.problem, self.step, number, here, known.best_s, before)
+                before = before or EqualStages.of(self.problem, number, known.mesh)
+                after = equal_stages(self.problem, self.step, before, here, known.best_s)
                 if after is None:  # in other microbatches the step may be cut
                     return Expansion(regions=(self._stages(stages),))
                 looks[number] = after
@@ -263,7 +266,11 @@ class Decision:
         if not is_large(self.problem):
             least_s = equal.least_s(possible, left)
             expected_s = equal.step_s(ranked[0])
-            yield replace(self._stages(stages), relaxation=relaxation, least_s=least_s, expected_s=expected_s)
+            # Where fewer microbatches than stages are best, stages hardly run at once: slicings of the fewest are
+            # planned, with submeshes as unequal as may be, in place of even stages. Small steps are planned in all.
+            best, serial = ranked[0], ranked[0] < stages and not is_small(self.problem)
+            region = self._stages(stages, min(possible)) if serial else self._stages(stages, first_count=best)
+            yield replace(region, relaxation=relaxation, least_s=least_s, expected_s=expected_s)
             return
         for count in ranked[: policy.enumeration.most_planned_pairs]:
             least_s, expected_s = equal.least_s([count], left), equal.step_s(count)
@@ -286,12 +293,18 @@ class Decision:
         region = asked._stages(None, count)  # as many as its job says
         return replace(region, relaxation=relaxation, least_s=seconds, expected_s=seconds)
 
-    def _stages(self, stages: int | None, count: int | None = None) -> OpenRegion:
-        """Pipelines with a number of stages and of microbatches; None for what the problem says."""
+    def _stages(self, stages: int | None, count: int | None = None, first_count: int = 0) -> OpenRegion:
+        """Pipelines with a number of stages and of microbatches; None for what the problem says.
+
+        Args:
+            stages: their number.
+            count: of microbatches.
+            first_count: see `Subproblem`.
+        """
         job, counts = self.problem.job, self.counts if count is None else [count]
 
         def expand(known: Known) -> Expansion | Bounded:
-            problem = self._below(known, None if stages is None else (stages,))
+            problem = self._below(known, None if stages is None else (stages,), first_count)
             plan = self._several.pipeline(problem, counts)
             return plan if isinstance(plan, Bounded) else Expansion(plan)
 
@@ -328,10 +341,16 @@ class Decision:
     def _several(self) -> SeveralStages:
         return SeveralStages(self.strategy, self.cache, self.step)
 
-    def _below(self, known: Known, tried: tuple[int, ...] | None = None) -> Problem:
+    def _below(self, known: Known, tried: tuple[int, ...] | None = None, first_count: int = 0) -> Problem:
         """The problem of stages that must take less than the best plan."""
         scores = stage_block_scores(self.problem, known.one_stage)
-        subproblem = replace(self.problem.subproblem, cutoff_s=known.best_s, tried_stages=tried, block_scores=scores)
+        subproblem = replace(
+            self.problem.subproblem,
+            cutoff_s=known.best_s,
+            tried_stages=tried,
+            first_count=first_count,
+            block_scores=scores,
+        )
         return replace(self.problem, subproblem=subproblem)
 
     @property

@@ -129,7 +129,9 @@ def other_even_candidates(problem: Problem, source: StageSource, candidate: Cand
 
 
 def even_candidates(problem: Problem, source: StageSource, most: int | None) -> Iterator[Candidate]:
-    """Even stages on equal submeshes: as many as there are nodes first, in many microbatches, which hold least.
+    """Even stages on equal submeshes: as many as there are nodes first.
+
+    Each number is in the microbatches that a relaxation expects to be the fastest, then in many, which hold least.
 
     Args:
         problem: what is planned.
@@ -142,20 +144,31 @@ def even_candidates(problem: Problem, source: StageSource, most: int | None) -> 
     for stages in counts[:most]:
         size = cluster.num_devices // stages
         node = math.gcd(size, cluster.groups[0].devices_per_node)
-        count = problem.job.num_microbatches or _microbatches(problem, stages, size // node)
-        try:
-            microbatching = source.microbatches(count)
-            layers = layers_of(problem, source, count, stages, fewest_blocks(problem, stages))
-            here = schedule_for(problem, microbatching)
-            table = table_for(here, stages, microbatching)
-        except (MicrobatchError, ScheduleError):
-            continue
-        if len(layers.members) < stages or not has_stage_a_worker(table):
-            continue
+        many = problem.job.num_microbatches or _microbatches(problem, stages, size // node)
         shape = (size,) if size == node else (size // node, node)
-        placements = tuple((s * size, size) for s in range(stages))
-        members = even_stages(layers, stages)
-        yield Candidate(count, members, placements, math.inf, layers.members, (shape,) * stages, here)
+        for count in dict.fromkeys((problem.subproblem.first_count or many, many)):
+            candidate = _even_candidate(problem, source, stages, count, shape)
+            if candidate is not None:
+                yield candidate
+
+
+def _even_candidate(
+    problem: Problem, source: StageSource, stages: int, count: int, shape: tuple[int, ...]
+) -> Candidate | None:
+    """Even stages on equal submeshes of a shape in so many microbatches; None where there are none."""
+    try:
+        microbatching = source.microbatches(count)
+        layers = layers_of(problem, source, count, stages, fewest_blocks(problem, stages))
+        here = schedule_for(problem, microbatching)
+        table = table_for(here, stages, microbatching)
+    except (MicrobatchError, ScheduleError):
+        return None
+    if len(layers.members) < stages or not has_stage_a_worker(table):
+        return None
+    size = math.prod(shape)
+    placements = tuple((s * size, size) for s in range(stages))
+    members = even_stages(layers, stages)
+    return Candidate(count, members, placements, math.inf, layers.members, (shape,) * stages, here)
 
 
 def _microbatches(problem: Problem, stages: int, replicas: int) -> int:

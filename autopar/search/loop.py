@@ -139,6 +139,11 @@ class Known:
         """Seconds that a plan must stay below to be of use."""
         return math.inf if self.best is None else self.best.step_time
 
+    @property
+    def mesh(self) -> tuple[int, ...]:
+        """Sizes of the axes of the mesh of the last plan of one stage; empty before there is one."""
+        return () if self.one_stage is None else tuple(n for _, n in self.one_stage.stages[0].mesh_axes)
+
     def ratio(self, relaxation: Relaxation) -> float:
         """Times what a relaxation said that plans have taken at least; 0 before there is one."""
         return self.ratios.get(relaxation.name, 0.0)
@@ -182,8 +187,10 @@ class Known:
 
 
 def _tell_estimate(problem: Problem, region: OpenRegion, plan: Plan) -> None:
-    """Tells the trail what a relaxation expected of a region that has a plan now."""
-    if region.relaxation is not None and region.expected_s > 0:
+    """Tells the trail what a relaxation expected of a region that has a plan now, of so many stages as it said."""
+    ranges = region.region.stages
+    has = not ranges or any(first <= plan.num_stages <= last for first, last in ranges)
+    if region.relaxation is not None and region.expected_s > 0 and has:
         expected = Planned(plan.step_time, region.expected_s, region.relaxation.name)
         problem.trail.close(region.region, expected)
 

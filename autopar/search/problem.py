@@ -37,6 +37,8 @@ class Subproblem:
         met: outputs of a stage's graph that are made where examples meet, before its backward passes.
         cutoff_s: seconds of a step that a plan must stay below to be of use: another plan takes so many.
         tried_stages: numbers of stages that may be faster than another plan; None for any.
+        first_count: microbatches in which a first pipeline is planned, where that fits: the fastest by a relaxation; 0
+            where none says so.
         ample_memory: whether plans are of use only where the memory limit has no part in that of some mesh.
         block_scores: scores of one head from which attention of stages runs in blocks; 0 where it does not.
         other_stages: stages besides this one that its worker has, the state of each of which takes as much there;
@@ -51,6 +53,7 @@ class Subproblem:
     met: frozenset[str] = frozenset()
     cutoff_s: float = math.inf
     tried_stages: tuple[int, ...] | None = None
+    first_count: int = 0
     ample_memory: bool = False
     block_scores: int = 0
     other_stages: int = 0

@@ -79,6 +79,7 @@ DEMANDS = {
     "met": frozenset({"x"}),
     "cutoff_s": 1.0,
     "tried_stages": (2, 4),
+    "first_count": 4,
     "ample_memory": True,
     "block_scores": 64,
     "other_stages": 2,

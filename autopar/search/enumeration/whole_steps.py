@@ -44,19 +44,38 @@ class EqualStages:
 
     Args:
         stages: S.
+        meshes: those that the next look is on: the likeliest before there is one, then that of the fastest.
         looked: (m, t / S) by rising m; where it is above what is of use, that.
-        mesh: of the fastest look.
         uneven: u.
         latency_s: 2 (S - 1) l.
         is_beyond: whether it is in the fewest microbatches.
     """
 
     stages: int
-    looked: tuple[tuple[int, float], ...]
-    mesh: LogicalMesh
+    meshes: tuple[LogicalMesh, ...]
+    looked: tuple[tuple[int, float], ...] = ()
     uneven: float = 1.0
     latency_s: float = 0.0
     is_beyond: bool = False
+
+    @staticmethod
+    def of(problem: Problem, stages: int, like: Sequence[int] = ()) -> EqualStages:
+        """So many stages before any look.
+
+        Args:
+            problem: the step, and all devices.
+            stages: S, which divides the devices.
+            like: sizes of the axes of a mesh of all devices on which one stage is fast; the meshes of a stage that
+                are most like it are looked at too. Empty where there is none.
+        """
+        part = problem.cluster.part(0, problem.cluster.num_devices // stages)
+        meshes = by_likeness(part)[: problem.policy.enumeration.ranked_meshes]
+        apart = {mesh: _apart(mesh.shape, like) for mesh in part.logical_meshes(None)} if like else {}
+        near = sorted((m for m, d in apart.items() if d <= min(apart.values()) + 1e-9), key=lambda m: m.shape)
+        uneven = unevenness(problem, stages)
+        latency_s = 2 * (stages - 1) * min(g.intra.latency_s for g in problem.cluster.groups)
+        uneven = uneven if math.isfinite(uneven) else 1.0
+        return EqualStages(stages, tuple(dict.fromkeys([*meshes, *near])), uneven=uneven, latency_s=latency_s)
 
     def busy_s(self, count: int) -> float:
         """t / S in ``count`` microbatches."""
@@ -84,26 +103,27 @@ class EqualStages:
 
 
 def equal_stages(
-    problem: Problem, step: StepSource, stages: int, count: int, cutoff_s: float, known: EqualStages | None = None
+    problem: Problem, step: StepSource, known: EqualStages, count: int, cutoff_s: float
 ) -> EqualStages | None:
-    """Looks at so many equal stages in ``count`` microbatches; None where the step cannot be cut so.
+    """Knowledge of so many equal stages after a look at them in ``count`` microbatches.
+
+    None where the step cannot be cut so.
 
     Args:
         problem: the step in one microbatch.
         step: in other forms.
-        stages: S, which divides the devices.
+        known: before it; looks are in fewer microbatches.
         count: m.
         cutoff_s: seconds of a step from which they are of no use.
-        known: a look in fewer, whose mesh is looked at; None for the likeliest ones.
     """
     try:
         graph = problem.graph if count == 1 else step.in_form(StepForm(count)).graph
     except MicrobatchError:
         return None
-    whole, hidden = _on_one_stage(problem, graph, count, stages), 1 / problem.policy.partition.near_best
-    likeliest = by_likeness(whole.cluster)[: problem.policy.enumeration.ranked_meshes]
-    fastest_s, fastest = math.inf, likeliest[0] if known is None else known.mesh
-    for mesh in likeliest if known is None else [known.mesh]:
+    stages, hidden = known.stages, 1 / problem.policy.partition.near_best
+    whole = _on_one_stage(problem, graph, count, stages)
+    fastest_s, fastest = math.inf, known.meshes[0]
+    for mesh in known.meshes:
         sum_cutoff_s = min(cutoff_s, fastest_s) * stages / hidden
         sharding_problem, look = _look(whole, mesh, sum_cutoff_s)
         if not look.found or look.objective >= sum_cutoff_s:
@@ -111,11 +131,9 @@ def equal_stages(
         seconds = step_s(extract(whole, sharding_problem, look.choice)) / stages
         if seconds < fastest_s:
             fastest_s, fastest = seconds, mesh
-    uneven = unevenness(problem, stages)
-    looked = (*(() if known is None else known.looked), (count, min(fastest_s, cutoff_s)))
-    is_beyond = fastest_s == math.inf if known is None else known.is_beyond
-    latency_s = 2 * (stages - 1) * min(g.intra.latency_s for g in problem.cluster.groups)
-    return EqualStages(stages, looked, fastest, uneven if math.isfinite(uneven) else 1.0, latency_s, is_beyond)
+    looked = (*known.looked, (count, min(fastest_s, cutoff_s)))
+    is_beyond = known.is_beyond if known.looked else fastest_s == math.inf
+    return replace(known, meshes=(fastest,), looked=looked, is_beyond=is_beyond)
 
 
 def counts_that_may_fit(problem: Problem, step: StepSource, counts: Sequence[int]) -> list[int]:
@@ -149,6 +167,13 @@ def by_likeness(part: Cluster) -> list[LogicalMesh]:
     """Logical meshes, those most like the machine first: nodes by devices of a node."""
     node = part.groups[0].devices_per_node
     return sorted(part.logical_meshes(None), key=lambda m: (abs(math.log2(m.shape[-1] / node)), m.shape))
+
+
+def _apart(shape: Sequence[int], like: Sequence[int]) -> float:
+    """Times by which the axes of a mesh differ from those of another, as a sum of logarithms."""
+    width = max(len(shape), len(like))
+    one, other = ((*s, *(1,) * (width - len(s))) for s in (shape, like))
+    return sum(abs(math.log2(a / b)) for a, b in zip(one, other, strict=True))
 
 
 def _on_one_stage(problem: Problem, graph: Graph, count: int, stages: int) -> Problem:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import autopar
 from autopar.api.options import ParallelOptions
 from autopar.api.pure import PureFunction
 from autopar.cluster import LogicalMesh
@@ -18,7 +19,7 @@ LEFT = SearchPolicy().schedules.bubble_left
 
 
 def _looks(stages: int, *looked: tuple[int, float], is_beyond: bool = False) -> EqualStages:
-    return EqualStages(stages, looked, MESH, is_beyond=is_beyond)
+    return EqualStages(stages, (MESH,), looked, is_beyond=is_beyond)
 
 
 @pytest.mark.parametrize("v", [0.0, 0.01, 0.1])
@@ -51,11 +52,23 @@ def test_a_look_that_takes_too_long_says_so_and_counts_as_what_is_of_use() -> No
     function = PureFunction(fn, ParallelOptions(cluster=toy(8)))
     traced, _ = function.plan(function.resolve(args, {})[0])
     problem, step = function.searched(traced, None)
-    found = equal_stages(problem, step, 2, 1, 1e9)
+    two = EqualStages.of(problem, 2)
+    found = equal_stages(problem, step, two, 1, 1e9)
     assert found is not None and 0 < found.busy_s(1) < 1e9 and not found.is_beyond
     least_s = found.busy_s(1) / 2
-    beyond = equal_stages(problem, step, 2, 1, least_s)
+    beyond = equal_stages(problem, step, two, 1, least_s)
     assert beyond is not None and beyond.is_beyond and beyond.busy_s(1) == least_s
-    both = equal_stages(problem, step, 2, 4, 1e9, found)
-    assert both is not None and [m for m, _ in both.looked] == [1, 4] and both.mesh == found.mesh
-    assert equal_stages(problem, step, 2, 3, 1e9) is None, "64 examples are not three equal parts"
+    both = equal_stages(problem, step, found, 4, 1e9)
+    assert both is not None and [m for m, _ in both.looked] == [1, 4] and both.meshes == found.meshes
+    assert equal_stages(problem, step, two, 3, 1e9) is None, "64 examples are not three equal parts"
+
+
+def test_meshes_of_a_stage_that_are_like_the_mesh_of_one_stage_are_looked_at_too() -> None:
+    """Of a perceptron on 512 devices one stage is fastest on (16, 32), and half of it on (16, 16)."""
+    fn, args = mlp.build(abstract=True, layers=8, hidden=32, batch=64)
+    function = PureFunction(fn, ParallelOptions(cluster=autopar.Cluster.load("t4", nodes=128)))
+    traced, _ = function.plan(function.resolve(args, {})[0])
+    problem, _ = function.searched(traced, None)
+    likeliest, more = (EqualStages.of(problem, 2, like).meshes for like in ((), (16, 32)))
+    assert [m.shape for m in more[len(likeliest) :]] == [(8, 32), (16, 16)][-len(more) + len(likeliest) :]
+    assert set(likeliest) < set(more)

@@ -66,6 +66,17 @@ def test_causal_masks_are_proven(mask):
     assert not set(found.forward) & set(found.backward)
 
 
+def test_what_only_has_an_effect_runs_once_behind_the_loop():
+    def loss(p, b):
+        jax.debug.callback(lambda mean: None, jnp.mean(b["x"] @ p["q"]))
+        return attention(p, b, MASKS["chosen"])
+
+    plain, _ = traced(step_of(loss), (parameters(), batch()))
+    found = analyze_tokens(plain.graph)
+    silent = {op.id for op in plain.graph.operators if not op.results}
+    assert silent and silent <= set(found.after)
+
+
 WRONG = {
     "no mask": lambda s, b: s,
     "one ahead": lambda s, b: jnp.where(jnp.arange(TOKENS)[:, None] + 1 >= jnp.arange(TOKENS), s, -jnp.inf),

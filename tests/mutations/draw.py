@@ -1,18 +1,25 @@
 """Draws faults by seed: small changes of the syntax tree at places drawn over all packages of autopar alike.
 
 `drawn` is where a caller starts. A fault is text that occurs once in a file and the text that replaces it, as in
-`tests.mutations.run`. Nothing here runs a test.
+`tests.mutations.run`. ``python -m tests.mutations.draw --seed N --count N`` takes those out of `drawn.toml` whose text
+is gone and draws others for them. Nothing here runs a test.
 """
 
 from __future__ import annotations
 
 import ast
 import copy
+import json
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+
+import click
+
+from tests.mutations.run import DRAWN, ROOT, Fault, faults, fits
 
 _COMPARED: Mapping[type[ast.cmpop], type[ast.cmpop]] = MappingProxyType(
     {
@@ -233,3 +240,42 @@ def _changed(kind: str, node: ast.expr, **fields: object) -> Place:
     for name, value in fields.items():
         setattr(made, name, value)
     return Place(kind, node, f"({ast.unparse(made)})" if not isinstance(node, ast.Slice) else ast.unparse(made))
+
+
+def text_of(found: Iterable[Fault]) -> str:
+    """Faults as `tests.mutations.run.faults` reads them."""
+    parts = ["# Drawn by `python -m tests.mutations.draw`, with the tests that caught them.\n"]
+    for fault in found:
+        fields = [("name", fault.name), ("file", fault.file), ("old", fault.old), ("new", fault.new)]
+        if fault.equivalent:
+            fields.append(("equivalent", fault.equivalent))
+        lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in fields]
+        parts.append("\n".join(["[[faults]]", *lines, f"tests = {json.dumps(fault.tests)}"]) + "\n")
+    return "\n".join(parts)
+
+
+def filled(kept: Sequence[Fault], root: Path, seed: int, count: int) -> list[Fault]:
+    """Faults that are there and as many more as are missing, each of the package that has the fewest by then."""
+    found = list(kept)
+    packages = Counter(f.file.split("/")[1] for f in found)
+    places = {(f.file, f.line) for f in found}
+    queue = [d for d in drawn(root, seed, 4 * count) if (d.file, d.line) not in places]
+    while queue and len(found) < count:
+        one = min(queue, key=lambda d: packages[d.file.split("/")[1]])  # the first of the seed's order
+        queue.remove(one)
+        packages[one.file.split("/")[1]] += 1
+        found.append(Fault(one.name, one.file, one.old, one.new, ()))
+    return found
+
+
+@click.command()
+@click.option("--seed", required=True, type=int)
+@click.option("--count", default=100, help="Faults that are there in the end.")
+def main(seed: int, count: int) -> None:
+    """Fills `drawn.toml`."""
+    kept = [fault for fault in faults(DRAWN) if fits(fault)]
+    DRAWN.write_text(text_of(filled(kept, ROOT, seed, count)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,24 +1,18 @@
-"""``python -m tests.mutations.pick REACH --seed N --count N``: draws faults and tries the tests that run their blocks.
+"""Which tests may see a fault: those that run the changed block, the cheapest of each file first.
 
-REACH is what `tests.mutations.reach` wrote. Of the tests that run the block of a fault the cheapest of each file are
-tried, those of the fault's own package first. `drawn.toml` gets each fault with the test that failed first, or none.
+`Reached` is where a caller starts. It reads what `tests.mutations.reach` wrote of the same commit.
 """
 
 from __future__ import annotations
 
 import ast
-import collections
 import json
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import click
-
-from tests.mutations.draw import Drawn, drawn
 from tests.mutations.reach import blocks
-from tests.mutations.run import DRAWN, ROOT, Fault, caught, faults
+from tests.mutations.run import ROOT, Fault
 
 
 @dataclass(frozen=True)
@@ -34,11 +28,11 @@ class Reached:
     tests: Mapping[tuple[str, int], frozenset[str]]
 
     @staticmethod
-    def read(path: Path) -> Reached:
-        """From the file of `tests.mutations.reach`."""
+    def read(*paths: Path) -> Reached:
+        """From files of `tests.mutations.reach`."""
         cpu_s: dict[str, float] = {}
         tests: dict[tuple[str, int], set[str]] = {}
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in (line for path in paths for line in path.read_text(encoding="utf-8").splitlines()):
             test, seconds, ran = json.loads(line)
             cpu_s[test] = seconds
             for file, lines in ran.items():
@@ -46,21 +40,36 @@ class Reached:
                     tests.setdefault((file, first), set()).add(test)
         return Reached(cpu_s, {block: frozenset(names) for block, names in tests.items()})
 
-    def of(self, fault: Drawn, budget_s: float, most: int) -> tuple[str, ...]:
-        """Tests to try, in order.
+    def all_of(self, fault: Fault) -> frozenset[str]:
+        """All tests that run the block of a fault; those that run its file where none is known to run the block."""
+        tree = ast.parse((ROOT / fault.file).read_text(encoding="utf-8"))
+        around = [(last - first, first) for first, last in blocks(tree) if first <= fault.line <= last]
+        if around and (found := self.tests.get((fault.file, min(around)[1]))):
+            return found
+        return frozenset().union(*(tests for (file, _), tests in self.tests.items() if file == fault.file))
+
+    def of(self, fault: Fault, budget_s: float, most: int) -> tuple[str, ...]:
+        """Tests to try, in order: those of the fault's own package and of the tests that it names first.
 
         Args:
             fault: that they should catch.
             budget_s: CPU seconds that they cost together.
             most: of them.
         """
-        tree = ast.parse((ROOT / fault.file).read_text(encoding="utf-8"))
-        around = [(last - first, first) for first, last in blocks(tree) if first <= fault.line <= last]
-        found = self.tests.get((fault.file, min(around)[1]), frozenset()) if around else frozenset()
-        own = f"tests/{fault.file.split('/')[1]}/"
+        found = self.all_of(fault)
+        own = (f"tests/{fault.file.split('/')[1]}/", *fault.tests)
         near = self._spread((t for t in found if t.startswith(own)), budget_s / 2, most // 2)
         spent_s = sum(self.cpu_s[t] for t in near)
         return (*near, *self._spread(found.difference(near), budget_s - spent_s, most - len(near)))
+
+    def files_of(self, fault: Fault) -> tuple[str, ...]:
+        """Files with tests that run the block: of the fault's own package first, those with the most tests first."""
+        own = f"tests/{fault.file.split('/')[1]}/"
+        counts: dict[str, int] = {}
+        for test in self.all_of(fault):
+            file = test.partition("::")[0]
+            counts[file] = counts.get(file, 0) + 1
+        return tuple(sorted(counts, key=lambda file: (not file.startswith(own), -counts[file], file)))
 
     def _spread(self, tests: Iterable[str], budget_s: float, most: int) -> tuple[str, ...]:
         """The cheapest of each file in turn."""
@@ -74,45 +83,3 @@ class Reached:
                 taken.append(test)
                 budget_s -= seconds
         return tuple(taken)
-
-
-def text_of(found: Iterable[Fault]) -> str:
-    """Faults as `tests.mutations.run.faults` reads them."""
-    parts = ["# Drawn by `python -m tests.mutations.pick`; not written by hand.\n"]
-    for fault in found:
-        fields = (("name", fault.name), ("file", fault.file), ("old", fault.old), ("new", fault.new))
-        lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in fields]
-        parts.append("\n".join(["[[faults]]", *lines, f"tests = {json.dumps(fault.tests)}"]) + "\n")
-    return "\n".join(parts)
-
-
-@click.command()
-@click.argument("reach", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--seed", default=1)
-@click.option("--count", default=176)
-@click.option("--budget-s", default=15.0, help="CPU seconds of the tests that are tried for a fault.")
-@click.option("--most", default=60, help="Tests that are tried for a fault.")
-def main(reach: Path, seed: int, count: int, budget_s: float, most: int) -> None:
-    """Says of each fault which test catches it, and writes all that some test runs."""
-    reached = Reached.read(reach)
-    found = list(faults(DRAWN))
-    outcomes: collections.Counter[str] = collections.Counter()
-    for one in drawn(ROOT, seed, count):
-        tests = reached.of(one, budget_s, most)
-        fault = Fault(one.name, one.file, one.old, one.new, tests)
-        by = ""
-        if tests:
-            with tempfile.TemporaryDirectory() as folder:
-                by = caught(fault, Path(folder))
-        outcomes["caught" if by else "survives" if tests else "unreached"] += 1
-        click.echo(f"{'caught' if by else 'survives' if tests else 'unreached'}  {one.name}  {by}")
-        kept = {f.name for f in found}
-        if tests and one.name not in kept:
-            name = by.partition(" ")[2] if by.startswith(("FAILED", "ERROR")) else ""
-            found.append(Fault(one.name, one.file, one.old, one.new, (name,) if name else tests if by else ()))
-            DRAWN.write_text(text_of(found), encoding="utf-8")
-    click.echo(", ".join(f"{number} {outcome}" for outcome, number in sorted(outcomes.items())))
-
-
-if __name__ == "__main__":
-    main()

@@ -64,9 +64,9 @@ def test_one_process_has_all_examples() -> None:
 
 def test_arrays_of_the_state_that_are_called_as_those_of_the_batch_are_not_taken_for_them() -> None:
     def averaged(state: Any, batch: Any) -> Any:
-        return {"x": 0.5 * state["x"] + 0.5 * batch["x"].mean(axis=0)}
+        return {"x": 0.5 * state["x"] + 0.5 * batch["x"].mean(axis=1)}
 
-    state, batch = {"x": np.ones(64)}, {"x": np.ones((16, 64))}
+    state, batch = {"x": np.ones(16)}, {"x": np.ones((16, 64))}
     step = autopar.parallelize(averaged)
     with jax.enable_x64(True):
         step.compile(state, batch)

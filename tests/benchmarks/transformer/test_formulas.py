@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +15,7 @@ from benchmarks.published.transformer import (
     model_state,
     peak_memory,
 )
+from benchmarks.published.transformer.memory import layers_in_flight
 
 DATA = Path(__file__).resolve().parents[3] / "benchmarks" / "published" / "data"
 STAGES = {"P_os": 1, "P_os+g": 2, "P_os+g+p": 3}
@@ -91,3 +93,19 @@ def test_selective_recomputation_keeps_no_scores():
     assert kept["none"] == pytest.approx(34 + 5 * spec.heads * spec.seq / spec.hidden)
     fused = {r: layer_activation_bytes(spec, plan, fused_attention=True) for r, plan in plans.items()}
     assert fused["none"] == fused["selective"] == pytest.approx(34 * tokens)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "microbatches", "held"),
+    [
+        ("gpipe", 16, [16, 16, 16, 16]),
+        ("1f1b", 16, [4, 3, 2, 1]),
+        ("1f1b", 2, [2, 2, 2, 1]),
+        ("zb-h2", 16, [7, 5, 3, 1]),
+        ("zb-h2", 4, [4, 4, 3, 1]),
+        ("zb-v", 16, [4, 4, 4, 4]),
+    ],
+)
+def test_microbatches_in_flight_are_those_of_the_schedules(schedule, microbatches, held):
+    plan = SimpleNamespace(schedule=schedule, num_microbatches=microbatches, pp=4, chunks=1)
+    assert [layers_in_flight(plan, SimpleNamespace(index=i, layers=3)) for i in range(4)] == [3 * n for n in held]

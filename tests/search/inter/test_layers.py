@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from autopar.microbatch import analyze
 from autopar.stages import layers
+from tests.microbatch.running import traced
 
 
 def _least_cut(flops, cuts, count, slack):
@@ -35,3 +38,14 @@ def test_the_cuts_are_the_least_of_all(seed, monkeypatch):
     assert sum(cuts[e - 1] for e in ends[:-1]) == _least_cut(flops, cuts, count, 0.2)
     monkeypatch.setattr(layers, "MOST_RUNS", 3)
     assert layers._best_ends(flops, cuts, count, 0.2) == ends, "a few runs at a time"
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_bytes_of_a_cut_are_those_of_what_crosses_it(count):
+    def forward(weights, x):
+        return jnp.tanh(x @ weights[0]) @ weights[1]
+
+    graph = traced(forward, ([jnp.ones((4, 32)), jnp.ones((32, 2))], jnp.ones((8, 4))))[0].graph
+    found = layers.cluster(graph, analyze(graph, count), 2)
+    assert len(found.members) == 2
+    assert found.cut_bytes == (8 // count * 32 * 4,)

@@ -115,7 +115,9 @@ BENCHMARKS: Mapping[str, Callable[[bool, Say], Report]] = MappingProxyType(
 @click.option("--targets", default="", metavar="A,B", help="What `verified` compiles for; see benchmarks/verified.py.")
 @click.option("--examples", default="", metavar="A,B", help="What `verified` compiles; all examples unless given.")
 @click.option("--minutes", default=soak.MINUTES, help="How long `soak` kills workers, and `soak_hosts` trains.")
-@click.option("--pause-s", default=0.0, help="Seconds between two steps of `soak`, to run it next to other work.")
+@click.option(
+    "--pause-s", default=0.0, help="Seconds between two steps of `soak` and `soak_hosts`, next to other work."
+)
 @click.option("--kills", "count", default=kills.KILLS, help="How many processes `kills` kills.")
 def main(
     names: tuple[str, ...],
@@ -154,7 +156,7 @@ def main(
         "many_tables": partial(many_tables.run, seed=seed, cases=cases),
         "sanity": partial(sanity.run, seed=seed, cases=cases),
         "soak": partial(soak.run, minutes=minutes, pause_s=pause_s),
-        "soak_hosts": partial(soak_hosts.run, minutes=minutes),
+        "soak_hosts": partial(soak_hosts.run, minutes=minutes, pause_s=pause_s),
         "spatial": partial(spatial.run, seed=seed, count=cases),
         "stale": partial(stale.run, seed=seed),
         "verified": partial(verified.run, **chosen),

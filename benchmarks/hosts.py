@@ -1,9 +1,13 @@
-"""Lists in two processes next to lists in one and to one program, in turns of the same minutes, and sends alone.
+"""Lists in two processes next to lists in one and to one program, in turns of the same minutes, and their parts alone.
 
     one process          lists walked in one process with two devices
     two processes        lists walked by each of two processes, of its own stage
+    compute alone        the same two processes, lists and programs; what would be sent is there at once
     sends alone          what these two processes send each other in a step, and nothing else
     one program          one XLA program of two processes
+
+Compute alone over one process is the machine: two processes share its cores. Sends alone is the transport. The rest of
+two processes is the method: processes wait for each other, and where devices are CPUs for their own programs.
 
 All processes are started once and compile first; then each takes a turn of some steps while the others wait, so that
 other work on the machine slows all of them alike. Medians of turns; CPU seconds are of all processes of a way.
@@ -12,6 +16,7 @@ other work on the machine slows all of them alike. Medians of turns; CPU seconds
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import resource
 import statistics
@@ -20,6 +25,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -29,6 +35,8 @@ import jax.numpy as jnp
 import autopar
 from autopar._compat.dtypes import jax_dtype
 from autopar.runtime.hosts.world_lists import WorldLists
+from autopar.runtime.transport.permutes import ArrayMove
+from autopar.schedule import Send
 from benchmarks.report import Report, Row, Say
 from benchmarks.together import processes_together
 from examples import gpt, mlp
@@ -43,7 +51,11 @@ MODELS: Mapping[str, tuple[Any, str, dict[str, Any], int, int, int]] = MappingPr
 )
 #: Processes of each world, and what it can be told to do.
 WORLDS: Mapping[str, tuple[int, tuple[str, ...]]] = MappingProxyType(
-    {"one process": (1, ("steps",)), "two processes": (2, ("steps", "sends")), "one program": (2, ("steps",))}
+    {
+        "one process": (1, ("steps",)),
+        "two processes": (2, ("steps", "compute", "sends")),
+        "one program": (2, ("steps",)),
+    }
 )
 MOST_RATIO = 1.25
 
@@ -72,14 +84,14 @@ def _of_model(model: str, say: Say) -> list[Row]:
             for name, (children, _) in worlds.items():
                 for what in WORLDS[name][1]:
                     answers = _told(children, what)
-                    kept = measured.setdefault("sends alone" if what == "sends" else name, [])
+                    kept = measured.setdefault(name if what == "steps" else f"{what} alone", [])
                     kept.append((max(a["step_s"] for a in answers), sum(a["cpu_s"] for a in answers)))
         ends = {name: _told(children, "end") for name, (children, _) in worlds.items()}
     base_s = statistics.median(s for s, _ in measured["one process"])
     loss = ends["one process"][0]["loss"]
     rows: list[Row] = []
     for name, times in measured.items():
-        world = "two processes" if name == "sends alone" else name
+        world = "two processes" if name.endswith(" alone") else name
         first = worlds[world][1]
         step_s = statistics.median(s for s, _ in times)
         rows.append(
@@ -126,21 +138,64 @@ def sends_of(program: WorldLists) -> Callable[[], None]:
     programs = []
     for number in step.order.starts[program.process]:
         launch = step.order.launches[number]
-        if step.is_program(launch):
-            tag = getattr(step.lists[launch.worker][launch.at[0]], "tag", 0)
-            programs.append(step.exchanges[tag])
+        first = step.lists[launch.worker][launch.at[0]]
+        if isinstance(first, Send) and step.exchanges[first.tag].program is not None:
+            programs.append(step.exchanges[first.tag])
     given = [
-        [jax.device_put(jnp.zeros(m.shape, jax_dtype(m.dtype)), m.source) for m in e.program.moves] if e.sends else None
-        for e in programs
-        if e.program is not None
+        [_zeros(m, m.source) for m in e.program.moves] if e.sends else None for e in programs if e.program is not None
     ]
+    types = {n: o.type for n, o in enumerate(program.split_step.step.graph.outputs)}
+    results = {
+        n: jax.device_put(jnp.zeros(types[n].shape, jax_dtype(types[n].dtype)), program.ends[n].sharding)
+        for n in sorted(program.announcement.numbers)
+        if program.ends[n].sharding.addressable_devices
+    }
 
     def start() -> None:
         for exchange, arrays in zip(programs, given, strict=True):
             assert exchange.program is not None, "a send inside one process is no program"
             jax.block_until_ready(exchange.program(arrays) or [])
+        shared = program.announcement.tell(results)
+        jax.block_until_ready(list(shared.values()))
 
     return start
+
+
+@dataclass(frozen=True, eq=False)
+class Arrived:
+    """In place of a program of two processes: what it would make lies here already."""
+
+    arrays: list[Any] | None
+
+    def start(self, arrays: Any) -> tuple[list[Any], list[Any] | None]:
+        return [], None if self.arrays is None else list(map(jnp.copy, self.arrays))
+
+
+@dataclass(frozen=True, eq=False)
+class Silent:
+    """Tells nobody the results."""
+
+    mesh: Any
+
+    def tell(self, outputs: Mapping[int, Any]) -> dict[int, Any]:
+        return {}
+
+
+def compute_of(program: WorldLists) -> WorldLists:
+    """The program without what its processes send each other: zeros are there in its place."""
+    step = program.prepare(frozenset())
+    exchanges = dict(step.exchanges)
+    for tag, e in step.exchanges.items():
+        zeros = [_zeros(m, m.target) for m in e.program.moves] if e.program is not None and e.receives else None
+        if e.program is not None:
+            arrived: Any = Arrived(zeros)
+            exchanges[tag] = dataclasses.replace(e, program=arrived)
+    alone, silent = dataclasses.replace(step, exchanges=exchanges), Silent(program.announcement.mesh)
+    return dataclasses.replace(program, prepare=lambda batch: alone, announcement=silent)  # type: ignore[arg-type]
+
+
+def _zeros(move: ArrayMove, place: Any) -> Any:
+    return jax.device_put(jnp.zeros(move.shape, jax_dtype(move.dtype)), place)
 
 
 def main() -> None:
@@ -156,7 +211,10 @@ def main() -> None:
     compile_s = _cpu_s() - began_s
     for _ in range(2):
         state, metrics = compiled(state, batch)
-    sends = sends_of(compiled.local) if isinstance(compiled.local, WorldLists) else None
+    lists = compiled.local if isinstance(compiled.local, WorldLists) else None
+    sends = None if lists is None else sends_of(lists)
+    compute = None if lists is None else compute_of(lists)
+    leaves = jax.tree.leaves((state, batch))
     loss = float(metrics["loss"])
     print(json.dumps({"device_bytes": compiled.local.footprint_bytes, "compile_cpu_s": compile_s}), flush=True)
     for line in sys.stdin:
@@ -167,6 +225,9 @@ def main() -> None:
             if line.strip() == "sends":
                 assert sends is not None, "only lists have sends of their own"
                 sends()
+            elif line.strip() == "compute":
+                assert compute is not None, "only lists are computed without sends"
+                compute.run(compute.place_all(leaves), leaves)
             else:
                 state, metrics = compiled(state, batch)
                 loss = float(metrics["loss"])

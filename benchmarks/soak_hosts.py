@@ -74,7 +74,7 @@ def used(pids: list[int]) -> dict[str, int]:
     }
 
 
-def train(folder: Path, count: int, seconds: float, draw: random.Random) -> tuple[_Part, Row]:
+def train(folder: Path, count: int, seconds: float, draw: random.Random, pause_s: float) -> tuple[_Part, Row]:
     """A part of the run: goes on from the last checkpoint, and saves at its end.
 
     Args:
@@ -82,11 +82,12 @@ def train(folder: Path, count: int, seconds: float, draw: random.Random) -> tupl
         count: of processes, and stages.
         seconds: from the first look to the second.
         draw: chooses the process that is told to end.
+        pause_s: seconds between two steps.
     """
     command = [
         sys.executable, "-m", "autopar.cli", "run", "--processes", str(count), "--cpu-devices", "1", "--restarts", "0",
         "--", sys.executable, "-m", "examples.train_hosts", str(folder), "--steps", "1000000", "--every", "1000",
-        "--stages", str(count), "--pause", "0.02",
+        "--stages", str(count), "--pause", str(pause_s),
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(_ROOT), "AUTOPAR_CACHE_DIR": "off"}
     part, early = _Part(count), dict[str, int]()
@@ -111,13 +112,14 @@ def train(folder: Path, count: int, seconds: float, draw: random.Random) -> tupl
     return part, {**row, **late, **growth}
 
 
-def run(quick: bool, say: Say, minutes: float = MINUTES) -> Report:
+def run(quick: bool, say: Say, minutes: float = MINUTES, pause_s: float = 0.0) -> Report:
     """Trains by parts until the minutes are over, starts included.
 
     Args:
         quick: a part with two processes, for two seconds.
         say: takes a line about what is going on.
         minutes: of the whole.
+        pause_s: seconds between two steps, at least a fiftieth.
     """
     counts, draw, rows = (2,) if quick else COUNTS, random.Random(0), list[Row]()
     end_s, passed, expected = time.monotonic() + 60 * minutes, True, 0
@@ -126,7 +128,7 @@ def run(quick: bool, say: Say, minutes: float = MINUTES) -> Report:
         while True:
             count = counts[len(rows) % len(counts)]
             seconds = 2.0 if quick else max(20.0, min(300.0, 20 * minutes))
-            part, row = train(Path(folder), count, seconds, draw)
+            part, row = train(Path(folder), count, seconds, draw, max(pause_s, 0.02))
             rows.append(row)
             say(f"soak_hosts: {row}")
             grown = [row.get(f"{n}_growth", MOST_GROWTH + 1) for n in ("descriptors", "threads")]

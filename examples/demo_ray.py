@@ -1,6 +1,6 @@
 """Train a small GPT as a pipeline of two worker processes; one of them is killed on the way, and training goes on.
 
-    python -m examples.demo_ray
+    python -m examples.demo_ray [--transport world]
 
 Starts Ray on this machine (loopback only), trains with and without autopar, and compares the losses. Exits with 1 where
 they differ, or where no worker had to be replaced.
@@ -32,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--kill-before", type=int, default=5, help="step before which a worker is killed")
+    parser.add_argument("--transport", default="auto", help="of arrays between workers: auto, sockets, direct, world")
     parser.add_argument("--tolerance", type=float, default=1e-3, help="largest difference of a loss that is accepted")
     options = parser.parse_args(argv)
 
@@ -54,7 +55,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         plain.append(float(metrics["loss"]))
 
     with autopar.Cluster.ray(
-        workers=WORKERS, devices_per_worker=DEVICES, recover=True, copy_every=3, deadline_s=60
+        workers=WORKERS,
+        devices_per_worker=DEVICES,
+        recover=True,
+        copy_every=3,
+        deadline_s=60,
+        transport=options.transport,
     ) as cluster:
         step: Any = autopar.parallelize(
             train_step, cluster=cluster, num_stages=WORKERS, num_microbatches=4, schedule="1f1b", progress=say

@@ -160,8 +160,10 @@ class Cluster:
             recover: whether workers that are lost are replaced and the step is run again.
             copy_every: with ``recover``, steps between two copies of the workers' arrays in the driver's memory.
             cache: folder of compiled programs; None for one that goes with the cluster.
-            transport: how arrays get from worker to worker: over sockets, by way of the host, or "direct", pulled from
-                device to device and not encrypted. "auto" takes the second for GPUs and TPUs of one machine.
+            transport: how arrays get from worker to worker: over "sockets", by way of the host; "direct", pulled from
+                device to device; or in one "world" of `jax.distributed`, by collective-permutes on the devices of
+                sender and receiver. The last two are not encrypted. "auto" takes "direct" for GPUs and TPUs of one
+                machine, else "sockets".
             start_s: seconds that workers may take to start; with ``recover`` also to wait for a machine.
             load_s: seconds that compiling, connecting, making and reading arrays may take.
             attempts: with ``recover``, how often one call may be begun before it is given up.

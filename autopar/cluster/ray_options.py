@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from autopar.errors import ClusterError
 
 Devices: TypeAlias = Literal["auto", "cpu", "gpu", "tpu"]
-Transport: TypeAlias = Literal["auto", "sockets", "direct"]
+Transport: TypeAlias = Literal["auto", "sockets", "direct", "world"]
 
 
 @dataclass(frozen=True)

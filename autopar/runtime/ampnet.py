@@ -176,6 +176,17 @@ class _Threads:
 
 
 def load_ampnet(traced: Traced, split_step: SplitStep, amp: AmpPipeline, devices: Sequence[Any]) -> AmpProgram:
-    """Compiles AMPNet for this process's devices; arguments and errors as of `load_pipeline`."""
+    """Compiles AMPNet for this process's devices; other arguments and errors as of `load_pipeline`.
+
+    Raises:
+        ScheduleError: the devices are those of several processes.
+    """
+    processes = len({d.process_index for d in devices})
+    if processes > 1:
+        raise ScheduleError(
+            f"AMPNet has no order that {processes} processes could follow",
+            cause="its stages take what arrives, and programs of several processes have to start in one order",
+            remedy="schedule='pipedream', one process for all devices, or workers of Cluster.ray over sockets",
+        )
     everything = frozenset(v.name for v in amp.flow.dataflow.values)  # what is under way is not written over
     return AmpProgram(load_pipeline(traced, split_step, amp.pipeline, devices, spared=everything), amp.flow)

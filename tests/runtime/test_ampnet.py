@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -11,8 +12,9 @@ import optax
 import pytest
 
 import autopar
+from autopar.errors import ScheduleError
 from autopar.runtime.amp_stage import AmpStage, choice, deliver
-from autopar.runtime.ampnet import AmpProgram
+from autopar.runtime.ampnet import AmpProgram, load_ampnet
 from autopar.schedule import Run, chain, get, parse_table, to_text
 from autopar.schedule.ampnet import AmpFlow, AmpNet
 from autopar.schedule.without_flush import check_flush
@@ -190,3 +192,9 @@ def test_digits_are_learned_in_no_more_than_one_and_a_half_times_the_batches():
     synchronous, arrived = (float(task.loss(jax.device_get(s["params"]), task.held_out)) for s in (other, state))
     start = float(task.loss(task.init(jax.random.key(0)), task.held_out))
     assert arrived <= synchronous < start / 2
+
+
+def test_several_processes_are_refused():
+    devices = [SimpleNamespace(process_index=n // 2) for n in range(4)]
+    with pytest.raises(ScheduleError, match="AMPNet has no order that 2 processes could follow"):
+        load_ampnet(None, None, None, devices)

@@ -21,7 +21,7 @@ from autopar.ir import Layout, TensorType
 from autopar.lower.pipeline.ports import Port
 from autopar.runtime.hosts.step_lists import ListMaker, StepLists
 from autopar.runtime.interpreter import Ready, Worker
-from autopar.runtime.transport.permutes import MovePrograms, PermuteLinks
+from autopar.runtime.transport.permutes import InFlight, MovePrograms, PermuteLinks
 from autopar.schedule import (
     Accumulate,
     Apply,
@@ -160,8 +160,8 @@ def ready_programs(line: Sequence[Instruction], place: NamedSharding) -> dict[Wo
 class _Kept(PermuteLinks):
     """Connections that keep what arrived."""
 
-    def __init__(self, step: StepLists) -> None:
-        super().__init__(step.exchanges)
+    def __init__(self, step: StepLists, in_flight: InFlight) -> None:
+        super().__init__(step.exchanges, in_flight)
         self.arrived: dict[int, Any] = {}
 
     def receive(self, tag: int, sharding: NamedSharding | None) -> Any:
@@ -194,7 +194,8 @@ def case(seed: int, process: int, count: int, moves: MovePrograms) -> dict[str, 
     )  # fmt: skip
     step = maker.ordered(tuple(lists), {}, {})
     moves.compile()
-    links = _Kept(step)
+    in_flight = InFlight(Mesh(np.array(jax.devices(), dtype=object), ("all",)))
+    links = _Kept(step, in_flight)
     workers = {}
     for worker, mesh in enumerate(meshes):
         if mesh.local_devices:
@@ -203,7 +204,7 @@ def case(seed: int, process: int, count: int, moves: MovePrograms) -> dict[str, 
             received = {b.value: places[worker] for b in start}
             workers[worker] = Worker(programs, received, links.link(worker), start)
     spread_out = {w for w, mesh in enumerate(meshes) if mesh.is_multi_process}
-    step.carry_out(process, workers, spread_out, Mesh(np.array(jax.devices(), dtype=object), ("all",)))
+    step.carry_out(process, workers, spread_out, in_flight)
     wants = expected(lists, there, step)
     wrong = []
     for w, worker in workers.items():

@@ -84,9 +84,9 @@ def train(o: dict[str, Any]) -> Any:
     return [trained(step, args, (plain, want), case) for case in o["cases"]]
 
 
-def trained_models(o: dict[str, Any]) -> Any:
-    """`train` of several examples in the same processes, one behind the other."""
-    return [train({**o, **one}) for one in o["models"]]
+def several(o: dict[str, Any]) -> Any:
+    """Several programs in the same processes, one behind the other."""
+    return [globals()[name]({**o, **options}) for name, options in o["programs"]]
 
 
 def farthest(tree: Any, want: Any) -> float:
@@ -374,13 +374,14 @@ def without_flush(o: dict[str, Any]) -> Any:
     """
     step, args = example(o["example"], o["sizes"])
     args = jax.tree.map(lambda x: np.asarray(x) if x.dtype.kind in "fiub" else x, args)
-    search = autopar.search.Manual(dp=o["dp"], pp=2)
-    parallel = autopar.parallelize(step, search=search, num_stages=2, num_microbatches=4, schedule=o["schedule"])
+    options = {k: o[k] for k in ("num_stages", "num_microbatches", "schedule")}
+    parallel = autopar.parallelize(step, search=autopar.search.Manual(**o["manual"]), **options)
     state, found = args[0], []
     for number in range(STEPS):
         batch = args[1]
         if number == 2 and o["parts"]:
-            batch = parallel.local_batch({k: x[list(parallel.process_examples())] for k, x in args[1].items()})
+            mine = list(parallel.process_examples())
+            batch = parallel.local_batch(jax.tree.map(lambda x, mine=mine: x[mine], args[1]))
         state, metrics = parallel(state, batch)
         found.append(digest((state.state, state.under_way, metrics)))
     drained = parallel.drain(state)

@@ -1,12 +1,7 @@
-"""Processes that each carry out the lists of their workers: the values of one device, the bits of one process.
-
-Where bits are compared one process has the collectives of several (gloo): XLA's own for one process add up in another
-order.
-"""
+"""Processes that each carry out the lists of their workers: models (`tests.runtime_hosts.models`) and drawn lists."""
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
@@ -15,65 +10,27 @@ import pytest
 import autopar
 from tests.runtime_hosts import drawn_lists
 from tests.runtime_hosts.launch import results, run
+from tests.runtime_hosts.models import FACTORS, WORST, array, found, is_possible, pairs_of
 
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "chimera")
-TWO_STAGES_A_WORKER = ("interleaved", "zb-v")
-#: By model its sizes: with two stages a worker four stages have to be cut.
-MODELS: dict[str, dict[str, Any]] = {
-    "gpt": {"batch": 16},
-    "llama": {"batch": 16},
-    "moe": {"batch": 16},
-    "encoder_decoder": {},
-}
-MESHES = ({"dp": 4}, {"dp": 2, "tp": 2})
+ROWS = array(0)
+#: Rows of four processes: workers of two processes each, and workers of one, with a flush and without.
+IN_FOUR = [
+    next(n for n, row in enumerate(ROWS) if row["workers"] == workers and row["schedule"] == schedule)
+    for workers, schedule in ((2, "zb-v"), (4, "zb-h1"), (4, "2bw"))
+]
 
 
-def case(number: int, schedule: str) -> dict[str, Any]:
-    """A schedule with the ``number``-th mesh, recomputation and donation: pairs of these meet over models."""
-    chunks = 2 if schedule in TWO_STAGES_A_WORKER else 1
-    manual = {"pp": 2, **MESHES[number % 2], **({"chunks": chunks} if chunks > 1 else {})}
-    more = {"recompute": "full"} if number // 2 % 2 else {}
-    donated = {"donate_argnums": [0]} if number % 3 == 0 else {}
-    return {
-        "manual": {**manual, **more},
-        "num_stages": 2 * chunks,
-        "num_microbatches": 4,
-        "schedule": schedule,
-        **donated,
-    }
+def check(rows: Any, processes: int) -> None:
+    for one in found(rows, processes):
+        assert one["worst"] < WORST and one["equal"], one
 
 
-def of_model(model: str, schedules: tuple[str, ...] = SCHEDULES) -> list[dict[str, Any]]:
-    """Cases of a model, by number of layers."""
-    at = sorted(MODELS).index(model)
-    some = [(s, case(at + n, s)) for n, s in enumerate(schedules)]
-    deep = [c for s, c in some if s in TWO_STAGES_A_WORKER and model != "encoder_decoder"]
-    flat = [c for _, c in some if c not in deep]
-    sizes = MODELS[model]
-    models = [{"example": model, "sizes": sizes, "cases": flat}]
-    return [*models, {"example": model, "sizes": {**sizes, "layers": 4}, "cases": deep}] if deep else models
-
-
-def both(processes: int, models: list[dict[str, Any]]) -> None:
-    """Asserts that processes find the values of one device and the bits of one process with as many devices."""
-    options: dict[str, Any] = {"models": models, "limit_s": 1700}
-    worlds = results(run("trained_models", processes, devices=8 // processes, **options))
-    assert all(found == worlds[0] for found in worlds)
-    (alone,) = results(run("trained_models", 1, devices=8, gloo=True, **options))
-    for model, found, plain in zip(models, worlds[0], alone, strict=True):
-        for asked, one, other in zip(model["cases"], found, plain, strict=True):
-            assert one["worst"] < 1e-10, (model["example"], asked)
-            assert one["digest"] == other["digest"], (model["example"], asked)
-            assert one["stages"] == asked["num_stages"]
-
-
-def test_cases_have_each_schedule_with_each_mesh_recomputation_and_donation() -> None:
-    met = set()
-    for model in MODELS:
-        for one in itertools.chain.from_iterable(m["cases"] for m in of_model(model)):
-            wanted = ("tp" in one["manual"], "recompute" in one["manual"], "donate_argnums" in one)
-            met |= {(one["schedule"], n, value) for n, value in enumerate(wanted)}
-    assert met == set(itertools.product(SCHEDULES, range(3), (False, True)))
+def test_rows_have_each_model_with_each_schedule_and_all_other_pairs() -> None:
+    met = set[Any]().union(*map(pairs_of, ROWS))
+    for model in FACTORS["model"]:
+        for schedule in FACTORS["schedule"]:
+            assert ("model", model, "schedule", schedule) in met
+    assert all(is_possible(row) for row in ROWS) and array(0) == ROWS and array(1) != ROWS
 
 
 @pytest.mark.timeout(120)
@@ -86,32 +43,16 @@ def test_two_processes_have_the_values_of_one_device() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("model", sorted(MODELS))
-def test_models_in_two_processes(model: str) -> None:
-    both(2, of_model(model))
+@pytest.mark.parametrize("first", range(0, len(ROWS), 4))
+def test_models_in_two_processes(first: int) -> None:
+    check(ROWS[first : first + 4], 2)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("model", "schedules"), [("gpt", ("zb-h1",)), ("encoder_decoder", ("1f1b", "interleaved"))])
-def test_models_in_four_processes(model: str, schedules: tuple[str, ...]) -> None:
-    both(4, of_model(model, schedules))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize(
-    ("example", "schedule", "processes"),
-    [("gpt", "2bw", 2), ("encoder_decoder", "2bw", 2), ("mlp", "2bw", 4), ("mlp", "pipedream", 2)],
-)
-def test_calls_without_a_flush_have_the_bits_of_one_process(example: str, schedule: str, processes: int) -> None:
-    sizes: dict[str, Any] = {"batch": 16, "optimizer": "adam"} if example == "mlp" else MODELS[example]
-    options: dict[str, Any] = {"schedule": schedule, "dp": 2, "limit_s": 560, "example": example, "sizes": sizes}
-    worlds = results(run("without_flush", processes, devices=4 // processes, parts=True, **options))
-    assert all(found == worlds[0] for found in worlds)
-    (alone,) = results(run("without_flush", 1, devices=4, parts=False, gloo=True, **options))
-    assert worlds[0]["digests"] == alone["digests"]
-    assert worlds[0]["worst"] < 1e-10
+@pytest.mark.parametrize("number", IN_FOUR)
+def test_models_in_four_processes(number: int) -> None:
+    check([ROWS[number]], 4)
 
 
 @pytest.mark.slow

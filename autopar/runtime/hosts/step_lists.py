@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from autopar.lower.pipeline.ports import Port
 from autopar.lower.pipeline.stage_program import StageProgram
 from autopar.runtime.interpreter import Worker
-from autopar.runtime.transport.permutes import ArrayMove, Exchange, MovePrograms, wait_on_cpus
+from autopar.runtime.transport.permutes import ArrayMove, Exchange, InFlight, MovePrograms
 from autopar.schedule import (
     NONE,
     Accumulate,
@@ -91,13 +91,8 @@ class StepLists:
     exchanges: Mapping[int, Exchange]
     arrays: Mapping[tuple[int, Buffer], LaidOut]
 
-    def is_program(self, launch: Launch) -> bool:
-        """Whether values are sent by a program on devices of both workers."""
-        first = self.lists[launch.worker][launch.at[0]]
-        return isinstance(first, Send) and self.exchanges[first.tag].program is not None
-
     def carry_out(
-        self, process: int, workers: Mapping[int, Worker], over_processes: Set[int], everything: Mesh
+        self, process: int, workers: Mapping[int, Worker], over_processes: Set[int], in_flight: InFlight
     ) -> None:
         """A process's part of the lists, in its order.
 
@@ -105,23 +100,21 @@ class StepLists:
             process: number of this one.
             workers: those of which this process has devices, by number.
             over_processes: workers with devices of several processes.
-            everything: devices of all processes.
+            in_flight: of this process, which its connections take too.
         """
-        outputs: list[Any] = []
         for launch in (self.order.launches[n] for n in self.order.starts[process]):
-            together = launch.worker in over_processes or self.is_program(launch)
+            together = launch.target is None and launch.worker in over_processes
             if together:
-                wait_on_cpus(outputs, everything)
-                outputs = []
+                in_flight.begin()
+            outputs: list[Any] = []
             for number, positions in ((launch.worker, launch.at), (launch.target, launch.target_at)):
                 if number is not None and number in workers:
                     for at in positions:
                         outputs += workers[number].do(self.lists[number][at])
-            if together:
-                wait_on_cpus(outputs, everything)
+            (in_flight.started if together else in_flight.note)(outputs)
         for each in workers.values():
             each.finish()
-        wait_on_cpus(outputs, everything)
+        in_flight.end()
 
 
 def input_buffer(name: str, microbatch: int = NONE) -> Buffer:

@@ -31,7 +31,7 @@ from autopar.runtime.launches import LAUNCHES
 from autopar.runtime.leaves import check_data, check_donated, give_up
 from autopar.runtime.local_pipeline import LoadedPipeline, LoadedTexts
 from autopar.runtime.pipeline import Loaded, clocked
-from autopar.runtime.transport.permutes import ArrayMove, PermuteLinks
+from autopar.runtime.transport.permutes import ArrayMove, InFlight, PermuteLinks
 from autopar.schedule import Buffer, Task, Work
 from autopar.schedule.memory import WorkerMemory
 
@@ -166,13 +166,14 @@ class WorldLists(LoadedPipeline):
             step: the lists, and the order in which they are carried out.
             start: by (worker, buffer) the arrays on this process's workers; taken from there.
         """
-        links = PermuteLinks(step.exchanges)
+        in_flight = InFlight(self.announcement.mesh)
+        links = PermuteLinks(step.exchanges, in_flight)
         workers = {}
         for worker in self.workers_here:
             buffers = {b: array for (w, b), array in start.items() if w == worker}
             workers[worker] = Worker(self._programs[worker], self.placements[worker], links.link(worker), buffers)
         start.clear()  # what a worker frees is gone
-        step.carry_out(self.process, workers, self._over_processes, self.announcement.mesh)
+        step.carry_out(self.process, workers, self._over_processes, in_flight)
         return workers
 
     @cached_property

@@ -102,10 +102,16 @@ def load_remote_ampnet(
         amp: its programs and what they carry out.
 
     Raises:
-        ScheduleError: a worker has several processes, or see `amp_source`.
+        ScheduleError: a worker has several processes, workers form one world, or see `amp_source`.
         ClusterError: the cluster has not as many devices as the plan wants, or workers do not start.
     """
     deployment = deployment_of(amp_source(split_step, amp), amp.pipeline, cluster)
+    if cluster.run.world:
+        raise ScheduleError(
+            "AMPNet has no order that the workers of a world could follow",
+            cause="it takes what arrives, and programs on the devices of two workers have to be begun in one order",
+            remedy="Cluster.ray(transport='sockets'), or schedule='pipedream'",
+        )
     if max(deployment.hosts) > 1:
         raise ScheduleError(
             f"a stage has {max(deployment.hosts)} processes, whose passes would have to come in one order",

@@ -17,6 +17,7 @@ from autopar._compat.private import file_hashes, private_folder
 from autopar.runtime.ray.arrays import ArrayStore
 from autopar.runtime.ray.beacon import Beacon
 from autopar.runtime.ray.ending import EXIT_STATUS, GRACE_S
+from autopar.runtime.ray.exchanges import exchanges_of
 from autopar.runtime.ray.loaded import LoadedFunction, load_programs
 from autopar.runtime.ray.machine import machine
 from autopar.runtime.ray.measurer import Measurer
@@ -33,10 +34,12 @@ from autopar.runtime.ray.messages import (
 )
 from autopar.runtime.ray.served import serve_steps
 from autopar.runtime.ray.tls import Identity, credentials_of
-from autopar.runtime.transport import PeerLostError, SilentPeerError, SocketLink
+from autopar.runtime.transport import PeerLostError, SilentPeerError, SocketLink, WorkerLink
 from autopar.runtime.transport.direct import Transfers
+from autopar.runtime.transport.permutes import MovePrograms
 from autopar.runtime.transport.process_groups import GroupLink, ProcessGroups
 from autopar.runtime.transport.tiles import host_copy
+from autopar.runtime.transport.world import WorldLink
 
 #: Numbers of microbatches are tags of the schedule; moves between steps are tagged from here on.
 _MOVES = 1 << 30
@@ -50,7 +53,7 @@ class WorkerHost:
     """A process of a worker: its devices, functions, connections, and the arrays that it keeps between steps.
 
     Several processes of one worker are a group of `jax.distributed`: they run the same programs on one mesh, and each
-    holds the parts of arrays that are on its devices.
+    holds the parts of arrays that are on its devices. With `RunOptions.world` all workers' processes are one group.
 
     Args:
         handshake: a `Handshake`, encoded.
@@ -66,13 +69,15 @@ class WorkerHost:
         self._port = _kept_port(given.listen) if given.group_size > 1 and given.rank == 0 else None
         self._functions: dict[int, LoadedFunction] = {}
         self._worker = given.process
-        self._one_step = threading.Lock()
+        self._groups = ProcessGroups((1,) * max(given.process + 1, given.group_size))
+        self._one_step = threading.Condition()
+        self._last_step = -1
         arrays = self._arrays = ArrayStore(self._functions)
-        measurer = Measurer(given.process, self._link, self._devices, self._failure)
+        measurer = Measurer(given.process, self._link, self._devices_of, self._devices, self._failure)
         self._methods: Mapping[str, Callable[..., Any]] = {
             "info": self.info, "join": self.join, "serve": self.serve, "load": self.load,
             "unload": self.unload, "step": self.step,
-            "abort": self._link.abort, "compiled": self.compiled,
+            "abort": self._link.abort, "settle": self.settle, "compiled": self.compiled,
             "put": arrays.put, "make": arrays.make, "get": arrays.get, "forget": arrays.forget,
             "hold": arrays.hold, "write": arrays.write, "read": arrays.read,
             "facts": measurer.facts, "measure": measurer.measure, "connect": measurer.connect,
@@ -89,7 +94,7 @@ class WorkerHost:
         return encode(WorkerInfo(self._link.address, os.getpid(), machine(), at))
 
     def join(self, coordinator: str, limit_s: float) -> None:
-        """Makes one `jax.distributed` group of the processes of this worker; returns when all are there.
+        """Makes one `jax.distributed` group of this and other processes; returns when all are there.
 
         Args:
             coordinator: host and port that the first of them keeps; empty where there is but one.
@@ -116,13 +121,18 @@ class WorkerHost:
         Returns hashes of the compiled programs that are kept in files.
         """
         request = decode(message, Load)
-        groups = ProcessGroups(request.groups)
+        groups = self._groups = ProcessGroups(request.groups)
+        worker = self._worker = groups.workers[self._handshake.process]
         with jax.enable_x64(request.x64):
             programs, placements = load_programs(request.programs, self._devices())
-        self._worker = groups.workers[self._handshake.process]
         if request.direct and self._link.transfers is None:
             self._link.transfers = Transfers(self._link.address[0])
-        link = GroupLink(self._link, groups, request.layouts)
+        link: WorkerLink = GroupLink(self._link, groups, request.layouts)
+        if request.exchanges is not None:
+            moves = MovePrograms()
+            with jax.enable_x64(request.x64):
+                exchanges = exchanges_of(request.exchanges, worker, self._devices_of, moves)
+            link = WorldLink(GroupLink(self._link, groups, {}), worker, self._devices_of, exchanges, moves)
         self._functions[request.function] = LoadedFunction(
             programs,
             placements,
@@ -157,7 +167,21 @@ class WorkerHost:
         request = decode(message, StepRequest)
         loaded = self._functions[request.function]
         with self._one_step, jax.enable_x64(loaded.x64):
-            return self._step(request, loaded, given)
+            try:
+                return self._step(request, loaded, given)
+            finally:
+                self._last_step = max(self._last_step, request.number)
+                self._one_step.notify_all()
+
+    def settle(self, step: int, limit_s: float) -> bool:
+        """Returns when a step has ended, perhaps by an error, or the time is over; whether it has.
+
+        Args:
+            step: its number.
+            limit_s: seconds to wait.
+        """
+        with self._one_step:
+            return self._one_step.wait_for(lambda: self._last_step >= step, limit_s)
 
     def _step(
         self, request: StepRequest, loaded: LoadedFunction, given: Mapping[int, Any]
@@ -166,7 +190,7 @@ class WorkerHost:
         self._link.begin(request.deadline_s, request.number)
         at, times = [-1], []
         began, queued = [0.0], [0]
-        sent_bytes = self._link.sent_bytes
+        sent_bytes = self._link.sent_bytes + loaded.link.moved_bytes
 
         def before(index: int) -> None:
             at[0] = index
@@ -192,16 +216,15 @@ class WorkerHost:
         self._arrays.update(kept)
         self._beacon.report(request.number, len(loaded.instructions))
         small = {id: host_copy(a) for id, a in kept.items() if a.size <= request.tell_size and _whole(a)}
-        sent_bytes = self._link.sent_bytes - sent_bytes
+        sent_bytes = self._link.sent_bytes + loaded.link.moved_bytes - sent_bytes
         return encode(StepResult(None, tuple(times), sent_bytes, queued[0], order)), small
 
     def _move(self, request: StepRequest, loaded: LoadedFunction) -> None:
-        """Before the first instruction: arrays go to workers that need them too."""
+        """Before the first instruction: arrays go to workers that need them too, in one order on all workers."""
         for move in request.moves:
             if move.source == self._worker:
                 loaded.link.send(move.target, _MOVES + move.id, self._arrays[move.id], move.value)
-        for move in request.moves:
-            if move.target == self._worker:
+            elif move.target == self._worker:
                 wanted = loaded.placements.get(move.value)
                 self._arrays.update({move.id: loaded.link.receive(move.source, _MOVES + move.id, wanted)})
 
@@ -218,8 +241,16 @@ class WorkerHost:
                 return Failure(index, kind, -1, f"{type(error).__name__}: {error}")
 
     def _devices(self) -> list[jax.Device]:
+        """Devices of this worker."""
         first, count = self._handshake.first_device, self._handshake.devices
-        return jax.devices()[first : first + count] if count else jax.devices()
+        return jax.devices()[first : first + count] if count else self._devices_of(self._worker)
+
+    def _devices_of(self, worker: int) -> list[jax.Device]:
+        """Devices of a worker whose processes are joined with this one."""
+        first = self._handshake.process - self._handshake.rank
+        ranks = [p - first for p in self._groups.members(worker)]
+        devices = sorted(jax.devices(), key=lambda d: (d.process_index, d.id))
+        return [d for d in devices if d.process_index in ranks]
 
     def end_soon(self) -> None:
         """Tells the driver that this process is to end, and ends it when the driver is done with it."""

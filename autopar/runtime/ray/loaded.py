@@ -14,7 +14,8 @@ from autopar.runtime.amp_stage import AmpStage
 from autopar.runtime.amp_worker import run_stage
 from autopar.runtime.interpreter import After, Before, Ready, Worker
 from autopar.runtime.transport import WorkerLink
-from autopar.schedule import Apply, Buffer, Instruction, Recv, Run, Work
+from autopar.runtime.transport.world import WorldLink
+from autopar.schedule import Apply, Buffer, Instruction, Recv, Run, Send, Work
 from autopar.schedule.ampnet import AmpFlow
 
 
@@ -49,15 +50,21 @@ class LoadedFunction:
         Returns the worker as it is then, and the order of AMPNet's passes.
         """
         worker = Worker(self.programs, self.placements, self.link, start)
+        if isinstance(self.link, WorldLink):
+            before, after = self.link.begin(self.instructions, before, after)
         if self.amp is None:
             worker.run(self.instructions, before, after)
+            if isinstance(self.link, WorldLink):
+                self.link.end()
             return worker, ""
         flow, stage = self.amp
         return worker, run_stage(AmpStage(stage, flow, worker), self.link, self.placements, before, order)
 
     def is_slow(self, index: int) -> bool:
         """Whether an instruction may take time."""
-        return self.amp is not None or isinstance(self.instructions[index], Run | Apply | Recv)
+        if self.amp is not None or isinstance(self.instructions[index], Run | Apply | Recv):
+            return True
+        return isinstance(self.link, WorldLink) and isinstance(self.instructions[index], Send)
 
     def described(self) -> dict[str, tuple[str, dict[str, int]]]:
         """Optimized HLO and memory (bytes a device) of each program."""

@@ -10,7 +10,7 @@ from autopar.errors import AutoparError, WorkerLostError
 from autopar.runtime.ray.messages import Failure
 from autopar.runtime.ray.source import Pipelined, doing
 from autopar.runtime.transport.process_groups import ProcessGroups
-from autopar.schedule import Instruction, Recv
+from autopar.schedule import Instruction, Recv, Send
 
 _WHERE: Mapping[str, str] = MappingProxyType(
     {
@@ -94,7 +94,8 @@ def who_is_lost(scene: Scene) -> tuple[int, str]:
                 cause="the program needs more memory than there is, or autopar has a mistake",
                 remedy=f"{smaller}; else report it",
             )
-    stuck = [p for p in scene.silent if not isinstance(scene.at(p), Recv)]
+    # In a world whoever sends waits for the receiver; elsewhere no process reports that it sends.
+    stuck = [p for p in scene.silent if not isinstance(scene.at(p), Recv | Send)]
     for process in (*stuck, *scene.silent):
         return process, f"it did not answer within {limit_s:g} s"
     by_process = sorted(losses.items())

@@ -93,8 +93,8 @@ class MeasuredWorkers:
     def text(self) -> str:
         """Number of workers and their links, for people."""
         count = sum(len(k.workers) for k in self.kinds)
-        way = "over sockets" if self.transport == "sockets" else "pulled from device to device"
-        return f"{count} workers on {self.machines} machine{'s' * (self.machines > 1)}, {way}"
+        how = {"sockets": "over sockets", "direct": "pulled from device to device", "world": "by programs of both"}
+        return f"{count} workers on {self.machines} machine{'s' * (self.machines > 1)}, {how[self.transport]}"
 
 
 def measure_workers(cluster: RayCluster, effort: Effort, say: Callable[[str], None]) -> MeasuredWorkers:
@@ -125,7 +125,7 @@ def measure_workers(cluster: RayCluster, effort: Effort, say: Callable[[str], No
     try:
         facts = [decode(a, DeviceFacts) for a in session.call("facts", [()] * count, options.load_s)]
         call_s = _call_s(session, options.deadline_s)
-        connect = encode(Connect(session.addresses, options.direct))
+        connect = encode(Connect(session.addresses, options.direct, options.world))
         session.call("connect", [(connect,)] * count, options.load_s)
         cases = cases_of(session.machines, [f.devices for f in facts], effort)
         links = _exchanged(session, cases, effort, options.deadline_s, say)
@@ -138,7 +138,7 @@ def measure_workers(cluster: RayCluster, effort: Effort, say: Callable[[str], No
     kinds = tuple(
         MeasuredKind(f, members, decode(answers[members[0]], MeasureResult).samples) for f, members in by_kind
     )
-    transport = "direct" if options.direct else "sockets"
+    transport = "world" if options.world else "direct" if options.direct else "sockets"
     return MeasuredWorkers(kinds, links, len(set(session.machines)), call_s, transport)
 
 

@@ -20,10 +20,12 @@ from autopar.runtime.ray.messages import (
     decode,
     encode,
 )
-from autopar.runtime.transport import SocketLink
+from autopar.runtime.transport import SocketLink, WorkerLink
 from autopar.runtime.transport.direct import Transfers
 from autopar.runtime.transport.exchange import TimedExchange
+from autopar.runtime.transport.permutes import MovePrograms
 from autopar.runtime.transport.process_groups import GroupLink, ProcessGroups
+from autopar.runtime.transport.world import WorldLink
 
 
 class Measurer:
@@ -32,6 +34,7 @@ class Measurer:
     Args:
         process: its number.
         link: its connections.
+        devices_of: number of another process of its world -> the devices there.
         devices: its devices, which are looked for when they are first asked for.
         failure: what an error is told as.
     """
@@ -40,12 +43,14 @@ class Measurer:
         self,
         process: int,
         link: SocketLink,
+        devices_of: Callable[[int], list[jax.Device]],
         devices: Callable[[], list[jax.Device]],
         failure: Callable[[int, Exception], Failure],
     ) -> None:
         self._process = process
         self._link = link
-        self._group_link: GroupLink | None = None
+        self._group_link: WorkerLink | None = None
+        self._devices_of = devices_of
         self._devices = devices
         self._failure = failure
 
@@ -68,7 +73,10 @@ class Measurer:
         try:
             if request.direct and self._link.transfers is None:
                 self._link.transfers = Transfers(self._link.address[0])
-            self._group_link = GroupLink(self._link, ProcessGroups((1,) * len(request.addresses)), {})
+            sockets = GroupLink(self._link, ProcessGroups((1,) * len(request.addresses)), {})
+            self._group_link = sockets
+            if request.world:
+                self._group_link = WorldLink(sockets, self._process, self._devices_of, {}, MovePrograms())
             self._link.connect(request.addresses, tuple(p for p in request.addresses if p != self._process))
         except Exception as error:
             return (encode(StepResult(self._failure(-1, error))),)

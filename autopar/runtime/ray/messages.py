@@ -10,7 +10,7 @@ import msgspec
 
 from autopar.cost.calibration import Sample
 from autopar.cost.links import How
-from autopar.lower.pipeline.exported import ExportedProgram
+from autopar.lower.pipeline.exported import Axes, ExportedProgram, PlacedPort
 from autopar.runtime.measuring import Effort
 from autopar.runtime.shards import Leaf, Written
 from autopar.runtime.transport.shards import ShardLayout
@@ -33,8 +33,8 @@ class Handshake(msgspec.Struct, frozen=True):
         identity: certificate and key in PEM; empty where connections are not encrypted.
         devices: how many of the process's devices it has, from ``first_device`` on; 0 means all.
         first_device: see ``devices``.
-        rank: its number among the processes of its worker.
-        group_size: number of processes of its worker.
+        rank: its number among the processes that `jax.distributed` joins: those of its worker, or all of a world.
+        group_size: number of these processes.
         board: name of the memory that processes of the driver's machine report by; empty for none.
     """
 
@@ -59,13 +59,49 @@ class WorkerInfo(msgspec.Struct, frozen=True):
         address: where the process listens for others.
         process: id of the process.
         machine: the same for all processes that may kill each other by that id.
-        coordinator: host and port that the first process of a worker with several keeps for `jax.distributed`.
+        coordinator: host and port that the first of several joined processes keeps for `jax.distributed`.
     """
 
     address: tuple[str, int]
     process: int
     machine: str
     coordinator: str = ""
+
+
+class PlannedMove(msgspec.Struct, frozen=True, array_like=True):
+    """An array that goes from one worker to another by a program of both.
+
+    Args:
+        shape: of the array, of typed keys without that of their data.
+        dtype: its short name.
+        axes: of the sender's mesh.
+        source: how it lies there.
+        target_axes: of the receiver's mesh.
+        target: how it is to lie there.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    axes: Axes
+    source: PlacedPort
+    target_axes: Axes
+    target: PlacedPort
+
+
+class PlannedExchange(msgspec.Struct, frozen=True):
+    """Values that one worker sends to another at once.
+
+    Args:
+        tags: of the values, in order.
+        source: worker that sends.
+        target: worker that receives.
+        moves: a move for each value.
+    """
+
+    tags: tuple[int, ...]
+    source: int
+    target: int
+    moves: tuple[PlannedMove, ...]
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -81,6 +117,7 @@ class Load(msgspec.Struct, frozen=True):
         direct: whether arrays are pulled from device to device.
         x64: whether 64-bit types are enabled.
         amp: AMPNet, whose passes come in an order of their own; None where the instructions are followed.
+        exchanges: of a world what this worker sends and receives, in the order in which it does; else None.
     """
 
     function: int
@@ -92,6 +129,7 @@ class Load(msgspec.Struct, frozen=True):
     direct: bool = False
     x64: bool = False
     amp: AmpFlow | None = None
+    exchanges: tuple[PlannedExchange, ...] | None = None
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -290,10 +328,12 @@ class Connect(msgspec.Struct, frozen=True):
     Args:
         addresses: of all.
         direct: see `Load`.
+        world: whether they form one world, by whose programs arrays go.
     """
 
     addresses: dict[int, tuple[str, int]]
     direct: bool
+    world: bool = False
 
 
 class TransferRequest(msgspec.Struct, frozen=True):

@@ -30,9 +30,10 @@ class RunOptions:
         listen: address that workers and driver listen on.
         each_own: whether every worker listens on the address of its own machine instead.
         platform: kind of the workers' devices.
-        transport: how arrays get from worker to worker: over sockets by way of the host, or "direct", pulled from
-            device to device (`jax.experimental.transfer`), which is not encrypted. "auto" takes the second where
-            devices are no CPUs and connections need not be encrypted.
+        transport: how arrays get from worker to worker: over sockets by way of the host; "direct", pulled from
+            device to device (`jax.experimental.transfer`), which is not encrypted; or "world", by programs that sender
+            and receiver start (`autopar.runtime.transport.world`), not encrypted either. "auto" takes "direct" where
+            devices are no CPUs and connections need not be encrypted, else sockets.
     """
 
     deadline_s: float = 300.0
@@ -58,6 +59,11 @@ class RunOptions:
     def retry(self) -> RetryPolicy:
         """The policy of retries."""
         return RetryPolicy(self.recover, self.attempts, self.repeats, self.backoff_s)
+
+    @property
+    def world(self) -> bool:
+        """Whether all processes form one world of `jax.distributed`, whose workers send by programs."""
+        return self.transport == "world"
 
     @property
     def direct(self) -> bool:

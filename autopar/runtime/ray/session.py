@@ -12,6 +12,7 @@ from autopar.errors import ClusterError, WorkerLostError
 from autopar.lower.pipeline.exported import ExportedProgram
 from autopar.runtime.ray.beacon import Monitor
 from autopar.runtime.ray.deployment import Launcher, ProcessLayout
+from autopar.runtime.ray.exchanges import planned_exchanges
 from autopar.runtime.ray.function import Function
 from autopar.runtime.ray.lines import StepLines
 from autopar.runtime.ray.lost import Loss, Scene, lost_error
@@ -71,10 +72,11 @@ class Session:
         keys = None if identity is None else (identity.certificate, identity.key)
         known = self.programs if options.own_cache else None
         listen = "" if options.each_own else options.listen
+        joined = ProcessGroups((groups.num_processes,)) if options.world else groups
         handshakes = [
             Handshake(
                 p, secret, self.monitor.address, listen, options.cache, known, keys,
-                rank=groups.rank(p), group_size=groups.sizes[groups.workers[p]], board=self.monitor.board,
+                rank=joined.rank(p), group_size=joined.sizes[joined.workers[p]], board=self.monitor.board,
             )
             for p in range(groups.num_processes)
         ]  # fmt: skip
@@ -87,12 +89,14 @@ class Session:
         self._lines: StepLines | None = None
         #: Number of the step that processes may be in; None where all have answered or were told to give it up.
         self._open_step: int | None = None
+        #: Of a world the step that processes carry out though nobody takes its answers, and whether it never ends.
+        self._left_step: tuple[int, bool] | None = None
         try:
             infos = [decode(a, WorkerInfo) for a in self.call("info", [()] * len(handshakes), options.load_s)]
             self.machines = tuple(i.machine for i in infos)
             self.addresses = {p: i.address for p, i in enumerate(infos)}
-            if groups.num_processes > groups.num_workers:
-                first = [infos[groups.members(w).start].coordinator for w in groups.workers]
+            if joined.num_processes > joined.num_workers:
+                first = [infos[joined.members(w).start].coordinator for w in joined.workers]
                 self.call("join", [(at, options.load_s) for at in first], options.load_s)
             self._open_lines()
         except BaseException:
@@ -105,12 +109,13 @@ class Session:
         loads = [
             tuple(p for p in function.exported if p.work.stage in source.stages(w)) for w in range(groups.num_workers)
         ]
+        exchanges = planned_exchanges(source, groups) if self._options.world else (None,) * groups.num_workers
         layouts = {w: _layouts(loads[w], size) for w, size in enumerate(groups.sizes) if size > 1}
         messages = [
             encode(
                 Load(
                     function.number, source.program.workers[w].instructions, loads[w], self.addresses, groups.sizes,
-                    layouts, self._options.direct, function.x64, source.amp,
+                    layouts, self._options.direct, function.x64, source.amp, exchanges[w],
                 )
             )
             for w in range(groups.num_workers)
@@ -171,18 +176,22 @@ class Session:
         """
         # Steps come one after the other. Other threads call other methods meanwhile, as for checkpoints.
         is_step = method == "step"
+        if self._left_step is not None and method != "settle":
+            self._settle(*self._left_step)
         if is_step:
             self._abandon()
         caller = self._caller(method, arguments)
         if is_step:
             self._open_step = step
+        tickets: dict[int, Any] = {}
         try:
-            tickets = {p: caller.call(p, method, *a) for p, a in enumerate(arguments)}
+            for p, a in enumerate(arguments):
+                tickets[p] = caller.call(p, method, *a)
             answers, losses = self._answers(caller, method, tickets, limit_s)
         except BaseException:
             # Ctrl-C, or an argument that cannot be sent: some processes wait for what does not come.
             if is_step:
-                self._abandon()
+                self._abandon(some_wait=len(tickets) < len(arguments))
             raise
         if len(answers) == len(tickets):
             if is_step:
@@ -221,15 +230,35 @@ class Session:
                 lines.close()
                 raise
 
-    def _abandon(self) -> None:
+    def _abandon(self, *, some_wait: bool = False) -> None:
         """Tells all processes to give up the step that they may be in, whose answers nobody takes.
 
-        The step stays open until all were told: whoever is interrupted here tells them before the next step.
+        The step stays open until all were told: whoever is interrupted here tells them before the next step. The
+        programs of a world cannot be given up: its processes carry the step out, which the next call waits for.
+
+        Args:
+            some_wait: whether processes of a world wait for others that will not come.
         """
-        if self._open_step is not None:
+        if self._open_step is None:
+            return
+        if self._options.world:
+            self._left_step = self._open_step, some_wait
+        else:
             for process in range(self.groups.num_processes):
                 self.worker_group.call(process, "abort", self._open_step)
-            self._open_step = None
+        self._open_step = None
+
+    def _settle(self, step: int, some_wait: bool) -> None:
+        """Waits for the end of a step that was abandoned in a world. WorkerLostError where it has none."""
+        limit_s = self._options.deadline_s
+        asked = [(step, limit_s)] * self.groups.num_processes
+        if some_wait or not all(self.call("settle", asked, limit_s)):
+            raise WorkerLostError(
+                f"processes wait in step {step} for others that did not begin it, or gave it up",
+                cause="the driver was interrupted while it sent the step, or a program failed",
+                remedy="recover=True starts workers again; transport='sockets' ends such a step and keeps the workers",
+            )
+        self._left_step = None
 
     def _answers(
         self, caller: WorkerGroup | StepLines, method: str, tickets: dict[int, Any], limit_s: float
@@ -266,7 +295,9 @@ class Session:
     def _abort(self, caller: WorkerGroup | StepLines, method: str, step: int, tickets: dict[int, Any]) -> None:
         """Has all processes give up a step; waits for those of ``tickets``. WorkerLostError where they do not."""
         if method == "step":
-            self._abandon()
+            self._abandon(some_wait=bool(tickets))
+            if self._options.world:
+                return
         left = dict(tickets)
         until = time.monotonic() + _ABORT_S
         while left and time.monotonic() < until:

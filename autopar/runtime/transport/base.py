@@ -39,6 +39,9 @@ class StepAbortedError(Exception):
 class WorkerLink(ABC):
     """One worker's connections. What one worker sends to another arrives in the order in which it was sent."""
 
+    #: Bytes of arrays that this process moved by programs so far.
+    moved_bytes: int = 0
+
     @abstractmethod
     def send(self, to: int, tag: int, array: Any, name: str = "") -> None:
         """Sends a copy of an array; returns before it arrived, and keeps the array alive as long as it must.

@@ -150,11 +150,16 @@ class MoveProgram:
 
         Returns them where they are wanted; None where this process has none of those devices.
         """
-        results = self.executable(*(self._input(n, arrays) for n in range(len(self.moves))))
+        results, outputs = self.start(arrays)
         wait_on_cpus(results, self.mesh)
+        return outputs
+
+    def start(self, arrays: Sequence[Any] | None) -> tuple[Sequence[Any], list[Any] | None]:
+        """As a call, without waiting; returns also what the program itself makes."""
+        results = self.executable(*(self._input(n, arrays) for n in range(len(self.moves))))
         if not any(m.target.addressable_devices for m in self.moves):
-            return None
-        return [self._output(n, r) for n, r in enumerate(results)]
+            return results, None
+        return results, [self._output(n, r) for n, r in enumerate(results)]
 
     def _input(self, number: int, arrays: Sequence[Any] | None) -> Any:
         move, given = self._numbers[number], self._given[number]
@@ -196,11 +201,48 @@ class MoveProgram:
         return array if array.sharding == move.target else jax.device_put(array, move.target)
 
 
-def wait_on_cpus(arrays: Sequence[Any], mesh: Mesh) -> None:
-    """Waits for what programs make whose devices are CPUs of several processes.
+class InFlight:
+    """When a process starts programs of several processes: on CPUs one behind the end of the other, else at once.
 
     XLA's CPU devices share a pool of threads. Each of two such programs may hold a part of the pool in every process,
-    and wait for its other part in another process.
+    and wait for its other part in another process. So may a program of several devices of this process, which therefore
+    has to end before; a program of one device holds nothing that others wait for.
+
+    Args:
+        mesh: devices of all processes.
+    """
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+        self._is_cpu = mesh.is_multi_process and mesh.devices.flat[0].platform == "cpu"
+        self._several = self._is_cpu and len(mesh.local_devices) > 1
+        #: What has to be there before the next program of several processes starts.
+        self._results: list[Any] = []
+
+    def note(self, outputs: Sequence[Any]) -> None:
+        """Programs of this process alone were started, which make ``outputs``."""
+        if self._several:
+            self._results.extend(outputs)
+
+    def begin(self) -> None:
+        """A program of several processes is to start."""
+        wait_on_cpus(self._results, self._mesh)
+        self._results.clear()
+
+    def started(self, results: Sequence[Any]) -> None:
+        """A program of several processes was started, which makes ``results``."""
+        if self._several:
+            wait_on_cpus(results, self._mesh)
+        elif self._is_cpu:
+            self._results.extend(results)
+
+    def end(self) -> None:
+        """Waits for all that has to end before a program of several processes."""
+        self.begin()
+
+
+def wait_on_cpus(arrays: Sequence[Any], mesh: Mesh) -> None:
+    """Waits for what programs make whose devices are CPUs.
 
     Args:
         arrays: that the programs make; those that were given up since are not waited for.
@@ -283,10 +325,12 @@ class PermuteLinks:
 
     Args:
         exchanges: by tag.
+        in_flight: of this process.
     """
 
-    def __init__(self, exchanges: Mapping[int, Exchange]) -> None:
+    def __init__(self, exchanges: Mapping[int, Exchange], in_flight: InFlight) -> None:
         self._exchanges = exchanges
+        self._in_flight = in_flight
         self._given: dict[int, Any] = {}
         self._came: dict[int, Any] = {}
 
@@ -300,16 +344,22 @@ class PermuteLinks:
         self._given[tag] = array
         if tag == exchange.tags[-1]:
             arrays = [self._given.pop(t) for t in exchange.tags]
-            self._keep(exchange, arrays if exchange.program is None else exchange.program(arrays))
+            self._keep(exchange, arrays if exchange.program is None else self._start(exchange.program, arrays))
 
     def receive(self, tag: int, sharding: NamedSharding | None) -> Any:
         """A value where it is wanted."""
         exchange = self._exchanges[tag]
         if tag == exchange.tags[0] and not exchange.sends:
             assert exchange.program is not None, "a value comes from another process without a program"
-            self._keep(exchange, exchange.program(None))
+            self._keep(exchange, self._start(exchange.program, None))
         array = self._came.pop(tag)
         return array if sharding is None or array.sharding == sharding else moved(array, sharding)
+
+    def _start(self, program: MoveProgram, arrays: Sequence[Any] | None) -> list[Any] | None:
+        self._in_flight.begin()
+        results, outputs = program.start(arrays)
+        self._in_flight.started(results)
+        return outputs
 
     def _keep(self, exchange: Exchange, arrays: Sequence[Any] | None) -> None:
         if exchange.receives and arrays is not None:

@@ -22,6 +22,8 @@ DEVICES = 8
 WORST = 1e-10
 WITHOUT_FLUSH = ("2bw", "pipedream")
 TWO_STAGES_A_WORKER = ("interleaved", "zb-v")
+#: Without a flush no update reads values of other stages: no tied tables, no clipping by a norm of all gradients.
+APART: Mapping[str, Any] = MappingProxyType({"tied": False, "clip": None})
 #: Batches that eight microbatches on two devices cut evenly, and layers for each stage.
 SIZES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
@@ -98,6 +100,7 @@ def program_of(row: Row) -> tuple[str, dict[str, Any]]:
     options: dict[str, Any] = {"example": row["model"], "sizes": dict(SIZES[row["model"]])}
     case = case_of(row)
     if row["schedule"] in WITHOUT_FLUSH:
+        options["sizes"] |= APART if row["model"] == "gpt" else {}
         return "without_flush", {**options, **case}
     return "train", {**options, "cases": [case]}
 

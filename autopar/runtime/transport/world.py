@@ -28,7 +28,7 @@ from autopar.schedule import Instruction, Recv, Send
 
 
 class ArrayFacts(msgspec.Struct, frozen=True, array_like=True):
-    """What sender and receiver tell each other of an array.
+    """Layout of an array, as sender and receiver tell each other.
 
     Args:
         shape: of the array, of typed keys without that of their data.

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from autopar.errors import InfeasiblePlanError
 from autopar.plan import Plan
 from autopar.search.clock import Clock
+from autopar.search.cuttable import CuttableStep
 from autopar.search.enumeration.candidates import Candidate
 from autopar.search.enumeration.side_by_side import side_by_side
 from autopar.search.outcome import Bounded
-from autopar.search.parallel import SERIAL
 from autopar.search.pipeline_trials import PipelineSearch, PipelineTrial, fastest_of, nothing_planned, seconds_of
 from autopar.search.problem import Problem
 from autopar.search.stage_planning.shared import CachedPlanner
@@ -32,7 +32,7 @@ def branches(problem: Problem, intra: Callable[[Problem], Plan | Bounded]) -> Pl
     source, clock = problem.source, Clock()
     if source is None:
         raise _no_branches(problem)
-    search = PipelineSearch(problem, source, CachedPlanner(intra), SERIAL, clock, form="branches")
+    search = PipelineSearch(CuttableStep(problem, source, CachedPlanner(intra)), clock, form="branches")
     trials: Trials[PipelineTrial, Plan] = Trials(search.attempt)
     plans: list[Plan] = []
     of_counts = side_by_side(problem, source)

@@ -14,6 +14,7 @@ from autopar.errors import InfeasiblePlanError, MicrobatchError, ScheduleError
 from autopar.microbatch import batch_size
 from autopar.plan import Plan
 from autopar.search.clock import Clock
+from autopar.search.cuttable import CuttableStep
 from autopar.search.enumeration.candidates import (
     Candidate,
     fewest_blocks,
@@ -25,7 +26,6 @@ from autopar.search.enumeration.candidates import (
 from autopar.search.enumeration.search_space import is_small, most_microbatches, stage_counts
 from autopar.search.enumeration.whole_steps import by_likeness
 from autopar.search.outcome import Bounded
-from autopar.search.parallel import SERIAL, WorkerPool
 from autopar.search.partition.even import even_stages
 from autopar.search.partition.slicings import layers_of
 from autopar.search.problem import Problem
@@ -43,33 +43,25 @@ def first_pipeline(problem: Problem, intra: Callable[[Problem], Plan | Bounded])
     Raises:
         InfeasiblePlanError: none of those that are tried fits, or none is tried.
     """
-    first = None if problem.source is None else first_plan(problem, problem.source, intra, Clock())
+    first = None if problem.source is None else first_plan(CuttableStep(problem, problem.source, intra), Clock())
     if first is None:
         raise InfeasiblePlanError(f"no even stages of {problem.graph.name} fit {problem.cluster.name} at once")
     return first[0]
 
 
-def first_plan(
-    problem: Problem,
-    source: StageSource,
-    intra: Callable[[Problem], Plan | Bounded],
-    clock: Clock,
-    pool: WorkerPool = SERIAL,
-) -> tuple[Plan, Candidate] | None:
+def first_plan(step: CuttableStep, clock: Clock) -> tuple[Plan, Candidate] | None:
     """The first even pipeline that fits, with what it is of; None where none of those that are tried does.
 
     Args:
-        problem: what is planned.
-        source: cuts its step.
-        intra: plans one stage on its submesh.
+        step: the whole.
         clock: takes the time.
-        pool: plans some of the stages.
     """
+    problem = step.problem
     if not may_be_even(problem):
         return None
     with clock.phase("first plan"):
-        for candidate in even_candidates(problem, source, problem.policy.enumeration.first_stage_counts):
-            plan = sketch(problem, source, candidate, intra, pool)
+        for candidate in even_candidates(problem, step.source, problem.policy.enumeration.first_stage_counts):
+            plan = sketch(step, candidate)
             if plan is not None:
                 return plan, replace(candidate, schedule=None)
     return None
@@ -90,10 +82,10 @@ def fastest_of_equal_stages(sketches: Sketches) -> tuple[Plan, Candidate] | None
         sketches: with the first pipeline; those that are looked at are added.
     """
     first = sketches.fastest()
-    if first is None or not has_equal_stages(sketches.source, first[1]):
+    if first is None or not has_equal_stages(sketches.step.source, first[1]):
         return None
-    others = other_even_candidates(sketches.problem, sketches.source, first[1])
-    sketches.add(others, sketches.problem.policy.schedules.least_gain)
+    others = other_even_candidates(sketches.step.problem, sketches.step.source, first[1])
+    sketches.add(others, sketches.step.problem.policy.schedules.least_gain)
     sketches.climb()
     return sketches.fastest()
 

@@ -12,6 +12,7 @@ from autopar.plan import Plan
 from autopar.recompute import LEVELS, Level
 from autopar.schedule import Task, get
 from autopar.search.clock import Clock
+from autopar.search.cuttable import CuttableStep
 from autopar.search.enumeration.candidates import Candidate, schedule_of
 from autopar.search.enumeration.search_space import microbatch_counts
 from autopar.search.experts import expert_dims, expert_state
@@ -143,7 +144,7 @@ class Manual:
         placements = tuple((table.worker_of(Task("forward", s, 0)) * per, per) for s in range(stages))
         candidate = Candidate(count, even_stages(layers, stages), placements, 0.0, layers.members)
         inside = _ManualStages(replace(self, pp=1, chunks=1, recompute="none"), self._tokens(problem.graph))
-        return renamed(within_reach(plan_candidate(staged, problem.source, candidate, inside)), "manual")
+        return renamed(within_reach(plan_candidate(CuttableStep(staged, problem.source, inside), candidate)), "manual")
 
     def plan(self, problem: Problem, name: str, tokens: Mapping[str, int] | None = None) -> Plan:
         """The plan, under the name of a strategy.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -17,9 +17,9 @@ from autopar.plan import Considered, Plan
 from autopar.schedule import get
 from autopar.search.clock import Clock
 from autopar.search.composition.schedules import with_launches
+from autopar.search.cuttable import CuttableStep
 from autopar.search.enumeration.candidates import Candidate
 from autopar.search.outcome import Bounded
-from autopar.search.parallel import WorkerPool
 from autopar.search.problem import Problem
 from autopar.search.source import StageSource
 from autopar.search.stage_planning.busy import BusyStages
@@ -60,10 +60,7 @@ class PipelineSearch:
     """The search of the pipelines of one problem.
 
     Args:
-        problem: what is planned.
-        source: cuts its step.
-        intra: plans one stage on its submesh.
-        pool: of workers.
+        step: what is planned.
         clock: takes the time of phases.
         stage_plans: by the members of stages the plans that candidates share.
         busy: what stages take that were planned.
@@ -72,16 +69,23 @@ class PipelineSearch:
         bounded: what closed all slicings before any was planned.
     """
 
-    problem: Problem
-    source: StageSource
-    intra: Callable[[Problem], Plan | Bounded]
-    pool: WorkerPool
+    step: CuttableStep
     clock: Clock
     stage_plans: dict[tuple[tuple[str, ...], ...], StagePlanCache] = field(default_factory=dict)
     busy: BusyStages = field(default_factory=BusyStages)
     planned: list[tuple[Plan, Candidate]] = field(default_factory=list)
     form: str = "pipeline"
     bounded: list[Bounded] = field(default_factory=list)
+
+    @property
+    def problem(self) -> Problem:
+        """The whole."""
+        return self.step.problem
+
+    @property
+    def source(self) -> StageSource:
+        """Cuts it."""
+        return self.step.source
 
     def attempt(self, trial: PipelineTrial, cutoff_s: float, explain: bool) -> Plan | Bounded:
         """The plan of a candidate; see `Trials`."""
@@ -97,9 +101,7 @@ class PipelineSearch:
         cache = self.stage_plans.setdefault(candidate.members, {}) if trial.shares_stages else None
         with self.clock.phase("stages"):
             try:
-                plan = plan_candidate(
-                    problem, self.source, candidate, self.intra, self.pool, cache, self.busy, cutoff_s
-                )
+                plan = plan_candidate(self.step, candidate, cache, self.busy, cutoff_s)
             except ConstraintError as error:  # other slicings give the stage more devices
                 raise InfeasiblePlanError(error.fact, cause=error.cause, remedy=error.remedy) from error
             except ScheduleError as error:

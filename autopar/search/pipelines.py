@@ -14,6 +14,7 @@ from autopar.plan import Plan
 from autopar.schedule import get
 from autopar.search.clock import Clock
 from autopar.search.composition.schedules import idle_share
+from autopar.search.cuttable import CuttableStep
 from autopar.search.enumeration.candidates import (
     Candidate,
     candidates,
@@ -76,7 +77,8 @@ def _best(
     clock, job = Clock(), problem.job
     with clock.phase("slice"):
         slicings = all_slicings(problem, source) if job.shared_stages is None else None
-    search = PipelineSearch(problem, source, intra if slicings is None else CachedPlanner(intra), pool, clock)
+    step = CuttableStep(problem, source, intra if slicings is None else CachedPlanner(intra), pool)
+    search = PipelineSearch(step, clock)
     trials: Trials[PipelineTrial, Plan] = Trials(search.attempt)
     plans: list[Plan] = []
     if job.shared_stages is not None:
@@ -122,7 +124,7 @@ def _of_few_slicings(search: PipelineSearch, trials: Trials[PipelineTrial, Plan]
     before = 0
     while before < len(plans) and _may_win(problem, plans):
         before = len(plans)
-        plans += trials.run(map(PipelineTrial, _neighbours(problem, search.source, plans, search.pool)))
+        plans += trials.run(map(PipelineTrial, _neighbours(problem, search.source, plans, search.step.pool)))
     return plans
 
 
@@ -133,7 +135,7 @@ def _of_the_fastest_sketch(search: PipelineSearch, trials: Trials[PipelineTrial,
     estimates; where none finds what fits, these are planned.
     """
     problem = search.problem
-    sketches = Sketches(problem, search.source, search.intra, search.pool, _first(search))
+    sketches = Sketches(search.step, _first(search))
     plans: list[Plan] = []
     with search.clock.phase("looks"):
         best = fastest_of_equal_stages(sketches)
@@ -168,7 +170,7 @@ def _exactly(
 
 def _first(search: PipelineSearch) -> list[tuple[Plan, Candidate]]:
     """The first even pipeline, with what it is of."""
-    first = first_plan(search.problem, search.source, search.intra, search.clock, search.pool)
+    first = first_plan(search.step, search.clock)
     return [] if first is None else [first]
 
 
@@ -184,7 +186,7 @@ def _rounds(search: PipelineSearch) -> Iterator[list[Candidate]]:
     than the least estimate: where that is as long as a plan at hand takes, no others are tried.
     """
     tried: set[Candidate] = set()
-    problem, source, pool, clock = search.problem, search.source, search.pool, search.clock
+    problem, source, pool, clock = search.problem, search.source, search.step.pool, search.clock
     policy = problem.policy.partition
     slicing_modes = [(lambda stages: fewest_blocks(problem, stages), False), (None, False), (None, True)]
     for fewest, others in slicing_modes:

@@ -3,48 +3,41 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import msgspec
 
 from autopar.errors import InfeasiblePlanError, ScheduleError
 from autopar.plan import Plan, PlanContent
+from autopar.search.cuttable import CuttableStep
 from autopar.search.enumeration.candidates import Candidate, in_other_microbatches
 from autopar.search.looks import with_looks_only
 from autopar.search.outcome import Bounded
-from autopar.search.parallel import SERIAL, WorkerPool
-from autopar.search.problem import Problem
-from autopar.search.source import StageSource
 from autopar.search.stage_planning.candidate import plan_candidate
 
 
 def sketch(
-    problem: Problem,
-    source: StageSource,
+    step: CuttableStep,
     candidate: Candidate,
-    intra: Callable[[Problem], Plan | Bounded],
-    pool: WorkerPool = SERIAL,
     negligible_cost: float = math.inf,
     cutoff_s: float = math.inf,
 ) -> Plan | None:
     """The plan of a candidate by a look at each kind of stage; None where no look finds what fits and is faster.
 
     Args:
-        problem: what is planned.
-        source: cuts its step.
+        step: the whole.
         candidate: stages and their devices.
-        intra: plans one stage on its submesh.
-        pool: plans some of them.
         negligible_cost: relative cost of the memory limit below which no other level of recomputation is looked at.
         cutoff_s: seconds from which the plan is of no use: once the stages that are looked at take as long by an
             estimate, no other is.
     """
+    problem = step.problem
     stages = replace(problem.policy.stages, negligible_cost=negligible_cost)
     hasty = with_looks_only(replace(problem, policy=replace(problem.policy, stages=stages)))
     try:
         looked_at = replace(candidate, shares_plans=True)
-        plan = plan_candidate(hasty, source, looked_at, intra, pool, cutoff_s=cutoff_s)
+        plan = plan_candidate(replace(step, problem=hasty), looked_at, cutoff_s=cutoff_s)
     except (InfeasiblePlanError, ScheduleError):
         return None
     if isinstance(plan, Bounded):
@@ -58,18 +51,12 @@ class Sketches:
     """Plans of candidates by looks, which say which of them is planned exactly.
 
     Args:
-        problem: what is planned.
-        source: cuts its step.
-        intra: plans one stage on its submesh.
-        pool: plans some of them.
+        step: the whole.
         plans: with what they are of, in the order in which they were made.
         tried: candidates that were looked at.
     """
 
-    problem: Problem
-    source: StageSource
-    intra: Callable[[Problem], Plan | Bounded]
-    pool: WorkerPool = SERIAL
+    step: CuttableStep
     plans: list[tuple[Plan, Candidate]] = field(default_factory=list)
     tried: list[Candidate] = field(default_factory=list)
 
@@ -87,22 +74,22 @@ class Sketches:
         for candidate in some:
             if candidate in self.tried or any(other == candidate for _, other in self.plans):
                 continue
-            self.problem.checkpoint()
-            self.problem.spend()
+            self.step.problem.checkpoint()
+            self.step.problem.spend()
             self.tried.append(candidate)
             cutoff_s = (1 - least_gain) * min((plan.step_time for plan, _ in self.plans), default=math.inf)
-            cost = self.problem.policy.stages.sketch_cost
-            plan = sketch(self.problem, self.source, candidate, self.intra, self.pool, cost, cutoff_s)
+            cost = self.step.problem.policy.stages.sketch_cost
+            plan = sketch(self.step, candidate, cost, cutoff_s)
             if plan is not None and (not least_gain or plan.step_time < cutoff_s):
                 self.plans.append((plan, candidate))
 
     def climb(self) -> None:
         """Looks at the slicing of the fastest in half or in twice the microbatches, and so on while that is faster."""
-        before = None
+        before, least_gain = None, self.step.problem.policy.schedules.least_gain
         while (best := self.fastest()) is not None and best is not before:
             before = best
-            for candidate in in_other_microbatches(self.problem, self.source, best[1]):
-                if may_gain(*best, candidate.count, self._steps(best[1]), self.problem.policy.schedules.least_gain):
+            for candidate in in_other_microbatches(self.step.problem, self.step.source, best[1]):
+                if may_gain(*best, candidate.count, self._steps(best[1]), least_gain):
                     self.add([candidate])
                 if self.fastest() is not best:
                     break  # the other way lies what is slower still

@@ -60,10 +60,10 @@ def test_more_microbatches_are_planned_where_workers_that_join_branches_may_gain
     """
     planned_counts, plan_candidate = list[int](), pipeline_trials.plan_candidate
 
-    def recorded(problem, source, candidate, *args):
+    def recorded(step, candidate, *args):
         if candidate.schedule is not None and candidate.schedule.name == "branches":
             planned_counts.append(candidate.count)
-        return plan_candidate(problem, source, candidate, *args)
+        return plan_candidate(step, candidate, *args)
 
     monkeypatch.setattr(pipeline_trials, "plan_candidate", recorded)
     planned(towers, toy(2), schedule="branches")

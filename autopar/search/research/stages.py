@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from autopar.errors import InfeasiblePlanError, MicrobatchError, ScheduleError
 from autopar.plan import Plan
 from autopar.search.alpa import alpa
+from autopar.search.cuttable import CuttableStep
 from autopar.search.enumeration.candidates import Candidate
 from autopar.search.enumeration.search_space import microbatch_counts
 from autopar.search.named import renamed
@@ -73,7 +74,7 @@ def best_candidate(cut: Cut, name: str, schedule: str, candidates: Iterable[Cand
         if len(plans) == policy.planned_candidates or len(failures) == policy.failed_candidates:
             break
         try:
-            plans.append(within_reach(plan_candidate(problem, cut.source, candidate, alpa)))
+            plans.append(within_reach(plan_candidate(CuttableStep(problem, cut.source, alpa), candidate)))
         except (InfeasiblePlanError, ScheduleError) as error:
             failures.append(error)
     if plans:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from autopar.errors import InfeasiblePlanError
@@ -21,6 +21,7 @@ from autopar.search.composition.schedules import (
     fastest_table,
     fits,
 )
+from autopar.search.cuttable import CuttableStep
 from autopar.search.enumeration.candidates import (
     Candidate,
     has_stage_a_worker,
@@ -29,9 +30,7 @@ from autopar.search.enumeration.candidates import (
 )
 from autopar.search.enumeration.search_space import is_small
 from autopar.search.outcome import Bounded, within_reach
-from autopar.search.parallel import SERIAL, WorkerPool
 from autopar.search.problem import Problem
-from autopar.search.source import StageSource
 from autopar.search.stage_planning.busy import BusyStages, least_of_looks_s
 from autopar.search.stage_planning.isomorphic import IsomorphicStages
 from autopar.search.stage_planning.memory import limit_of_each, most_bytes
@@ -42,11 +41,8 @@ from autopar.search.stage_planning.stage_problem import ScheduledStages, in_flig
 
 
 def plan_candidate(
-    problem: Problem,
-    source: StageSource,
+    step: CuttableStep,
     candidate: Candidate,
-    intra: Callable[[Problem], Plan | Bounded],
-    pool: WorkerPool = SERIAL,
     cache: StagePlanCache | None = None,
     busy: BusyStages | None = None,
     cutoff_s: float = math.inf,
@@ -56,11 +52,8 @@ def plan_candidate(
     `Bounded` where stages that are planned show that it takes ``cutoff_s`` or more.
 
     Args:
-        problem: the whole.
-        source: of its step.
+        step: the whole.
         candidate: stages and their devices.
-        intra: plans one stage on its submesh.
-        pool: plans some of them.
         cache: plans of stages of other candidates with the same stages; those that are made here are added.
         busy: what stages of other candidates take; those that are planned here are added.
         cutoff_s: seconds from which the plan is of no use.
@@ -69,14 +62,14 @@ def plan_candidate(
         InfeasiblePlanError: a stage does not fit.
         ScheduleError: examples meet, and the schedule asked for has no moment for that.
     """
-    microbatching = source.microbatches(candidate.count)
+    problem, microbatching = step.problem, step.source.microbatches(candidate.count)
     schedule = candidate.schedule or schedule_for(problem, microbatching)
     table = table_for(schedule, len(candidate.members), microbatching)
-    source = source.with_stages_after(table.after)
+    source = step.source.with_stages_after(table.after)
     sliced = source.slice(candidate.count, candidate.members)
     check_ends(problem.graph, sliced, table)
     shared = StagePlanner(
-        intra, candidate.meshes, pool, {} if cache is None else cache, any_that_fits=candidate.shares_plans
+        step.intra, candidate.meshes, step.pool, {} if cache is None else cache, any_that_fits=candidate.shares_plans
     )
     pipeline = ScheduledStages(problem, source, sliced, candidate.members, candidate.layers, table)
     parts = _planned_stages(pipeline, candidate, shared, busy or BusyStages(), cutoff_s)

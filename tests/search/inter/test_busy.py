@@ -8,6 +8,7 @@ import pytest
 from autopar.cost import CostModel
 from autopar.plan import PlanContent
 from autopar.search import alpa
+from autopar.search.cuttable import CuttableStep
 from autopar.search.pipelines import pipeline
 from autopar.search.stage_planning.busy import BusyStages
 from autopar.search.stage_planning.candidate import plan_candidate
@@ -56,6 +57,6 @@ def test_no_cut_that_is_faster_is_left_out(devices, bandwidth, width, schedule):
     assert isinstance(whole.cost_model, CostModel) and whole.source is not None
     intra, seconds = CachedPlanner(alpa), []
     for candidate in slicings(whole) or ():
-        seconds.append(plan_candidate(whole, whole.source, candidate, intra).step_time)
+        seconds.append(plan_candidate(CuttableStep(whole, whole.source, intra), candidate).step_time)
     assert len(seconds) >= 5
     assert pipeline(whole, alpa).step_time <= min(seconds)

@@ -11,6 +11,7 @@ import pytest
 
 import autopar
 from autopar.errors import InfeasiblePlanError
+from autopar.search.cuttable import CuttableStep
 from autopar.search.enumeration import whole_steps
 from autopar.search.enumeration.candidates import Candidate
 from autopar.search.first_pipeline import even_candidates, has_equal_stages, other_even_candidates
@@ -67,13 +68,13 @@ def test_a_look_ends_once_its_stages_take_as_long(layered):
         stages.append(problem)
         return autopar.search.alpa(problem)
 
-    whole = sketch(layered, layered.source, first, intra)
+    whole = sketch(CuttableStep(layered, layered.source, intra), first)
     assert whole is not None
     needed = len(stages)
     stages.clear()
-    assert sketch(layered, layered.source, first, intra, cutoff_s=0.5 * whole.step_time) is None
+    assert sketch(CuttableStep(layered, layered.source, intra), first, cutoff_s=0.5 * whole.step_time) is None
     assert 1 <= len(stages) < needed
-    in_time = sketch(layered, layered.source, first, intra, cutoff_s=1.5 * whole.step_time)
+    in_time = sketch(CuttableStep(layered, layered.source, intra), first, cutoff_s=1.5 * whole.step_time)
     assert in_time is not None and in_time.step_time == pytest.approx(whole.step_time)
 
 

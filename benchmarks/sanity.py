@@ -107,7 +107,8 @@ def findings(plan: Plan) -> Iterator[Finding]:
         for number, stage in enumerate(plan.stages):
             if stage.compute_time < LEAST_WORK * mean_s:
                 where = f"stage {number}: {stage.compute_time:.3g} s of {mean_s:.3g} s on average"
-                yield Finding("stage with little work", where, {"num_stages": len(plan.stages) - 1})
+                for fewer in sorted({1, len(plan.stages) - 1}):
+                    yield Finding("stage with little work", where, {"num_stages": fewer})
 
 
 def _bytes_of(record: InputRecord) -> int:
@@ -174,10 +175,19 @@ def _all_to_all(stage: Stage, inputs: Sequence[InputRecord]) -> Iterator[Finding
         yield Finding("all-to-alls between neighbours", where, _examples_first(inputs))
 
 
+def faster_alternatives(plan: Plan) -> Iterator[str]:
+    """Arguments without whose choice the step planned again is faster: the first of a batch, the largest parameter."""
+    weights = sorted((i for i in plan.content.inputs if i.role == "parameter"), key=_bytes_of)
+    for record in (*_batch(plan.content.inputs)[:1], *weights[-1:]):
+        other = None if plan.again is None else plan.again.without(record.path)
+        if other is not None and other.step_time is not None and other.step_time < AS_FAST * plan.step_time:
+            yield f"{record.path} {record.layout}: {plan.step_time:.4g} s, without it {other.step_time:.4g} s"
+
+
 def judged(model: Model) -> Row:
     """The row of a model: its findings, and which are faults."""
     plan = model.plan()
-    found, faults = list(findings(plan)), []
+    found, faults = list(findings(plan)), list(faster_alternatives(plan))
     for finding in found:
         try:
             other_s = model.plan(**finding.instead).step_time

@@ -101,7 +101,7 @@ def calibrate(
 
 
 def measured_group(devices: Sequence[Any] | None) -> NodeGroup:
-    """The node of devices of this process, measured in seconds, and kept where anything is."""
+    """The node of devices of this process, measured roughly, and kept where anything is."""
     measured_devices = list(jax.local_devices() if devices is None else devices)
     here = local_devices(measured_devices)
     calibrated = calibrate("here", devices=measured_devices, effort=HERE, keep=kept_path(os.environ, here) is not None)

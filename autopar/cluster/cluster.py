@@ -87,7 +87,7 @@ class Cluster:
         Args:
             devices: `jax.Device` objects of one kind, or None for all: of this process, or of all that jax joined.
             figures: "auto" as above, "list" for figures of files alone, "measured" to measure them now where the
-                machine keeps none, which takes seconds. None: what ``AUTOPAR_FIGURES`` says, else "auto".
+                machine keeps none, which takes half a minute. None: what ``AUTOPAR_FIGURES`` says, else "auto".
 
         Raises:
             ClusterError: no devices, several kinds in one process, a kind that no file knows, or other figures.

@@ -27,6 +27,7 @@ from autopar._compat.primitives import optimization_barrier_p, sharding_constrai
 from autopar._compat.source import source_line
 from autopar.frontend.attrs import attrs_of
 from autopar.frontend.bodies import PLACING, body_of, is_differentiated_remat, recomputes, without_shardings
+from autopar.frontend.bordered import fold_borders
 from autopar.frontend.counted import Known, batched, is_indexed
 from autopar.frontend.equations import marks_of_equation
 from autopar.frontend.fixed import FixedValues
@@ -400,9 +401,11 @@ def build_graph(
         operands = builder.jaxpr(jaxpr, names[:count], "", names[count:])
     else:
         operands = builder.closed(closed, names, "")
-    built, results, changed = fold_padding(
-        builder.operators, operands, lambda id: builder.bounds[id].params, builder.fixed.value
-    )
+    fixed, params_of = builder.fixed.value, lambda id: builder.bounds[id].params
+    bordered, results, bounds = fold_borders(builder.operators, operands, builder.types, params_of, fixed)
+    for id, (primitive, params) in bounds.items():
+        builder.bounds[id] = replace(builder.bounds[id], primitive=primitive, params=MappingProxyType(dict(params)))
+    built, results, changed = fold_padding(bordered, results, params_of, fixed)
     for id, params in changed.items():
         builder.bounds[id] = replace(builder.bounds[id], params=MappingProxyType(dict(params)))
     outputs = tuple(

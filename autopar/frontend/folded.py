@@ -155,6 +155,8 @@ def _padded(op: Operator, params: _Params, config: _Config, operand: int) -> _Pa
     dims = _window_dims(op, params, operand)
     if any(amounts != (0, 0, 0) for d, amounts in enumerate(config) if d not in dims):
         return None
+    if any(params.get("borders") or ()):
+        return None
     name = ("lhs_dilation", "rhs_dilation")[operand] if op.primitive == _CONVOLUTION else "base_dilation"
     padding = [tuple(p) for p in params["padding"]]
     dilation = list(params.get(name) or (1,) * len(padding))
@@ -170,7 +172,7 @@ def _padded(op: Operator, params: _Params, config: _Config, operand: int) -> _Pa
 def _cropped(op: Operator, params: _Params, crop: _Crop) -> _Params | None:
     """Parameters of an operator that computes only the windows that a crop leaves."""
     dims = _window_dims(op, params, -1)
-    if any(amounts != (0, 0, 1) for d, amounts in enumerate(crop) if d not in dims):
+    if any(params.get("borders") or ()) or any(amounts != (0, 0, 1) for d, amounts in enumerate(crop) if d not in dims):
         return None
     padding = [tuple(p) for p in params["padding"]]
     strides = list(params["window_strides"])

@@ -127,6 +127,7 @@ TRANSCENDENTAL: Final = frozenset(
 #: Operators with kernels of their own: what they take and return lies in memory.
 UNFUSED: Final = EXPENSIVE | REGIONS | REDUCTIONS | INDEX_REDUCTIONS | CUMULATIVE | WINDOWED | SCATTERS | {
     "concatenate", "dynamic_slice", "dynamic_update_slice", "gather", "optimization_barrier", "random_bits", "reduce",
+    "roll",
 }  # fmt: skip
 
 

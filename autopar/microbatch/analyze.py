@@ -391,7 +391,9 @@ def operand_layouts(
 
 _LOOPS = ("scan", "while")
 _ORDERING = ("sort", "approx_top_k", "top_k", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "rev")
-_RESHAPING = ("reshape", "slice", "concatenate", "pad", "dynamic_slice", "dynamic_update_slice", "gather", "squeeze")
+_RESHAPING = (
+    "reshape", "slice", "concatenate", "pad", "roll", "dynamic_slice", "dynamic_update_slice", "gather", "squeeze",
+)  # fmt: skip
 _WHOLE = "num_microbatches=1"
 
 

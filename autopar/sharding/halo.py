@@ -53,6 +53,8 @@ class Halo:
         pad: positions before the first element where the first window starts; may be negative.
         dilation: positions between two elements.
         returns: what is computed for windows goes back to the elements under them (gradients).
+        least: elements and windows that a shard has at least, for what lies beyond the ends is made of them.
+        wraps: whether what lies beyond an end is the other end.
     """
 
     size: int
@@ -62,6 +64,8 @@ class Halo:
     pad: int
     dilation: int = 1
     returns: bool = False
+    least: int = 0
+    wraps: bool = False
 
     @staticmethod
     def sliding(size: int, count: int, taps: int, steps: tuple[int, int, int], low: int) -> Halo:
@@ -103,7 +107,7 @@ def _reach(halo: Halo, shards: int) -> Reach | None:
     if shards < 1 or halo.size % shards or halo.count % shards or not halo.size or not halo.count:
         return None
     size, windows, dilation = halo.size // shards, halo.count // shards, halo.dilation
-    if windows * halo.step % dilation:
+    if windows * halo.step % dilation or min(size, windows) < halo.least:
         return None
     covered = (windows - 1) * halo.step + halo.extent
     begins = [n * windows * halo.step - halo.pad for n in range(shards)]

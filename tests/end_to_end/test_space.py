@@ -110,6 +110,31 @@ def test_halos_are_those_counted_by_hand(taps: int) -> None:
     assert found == {("collective-permute", edge, 6.0)}
 
 
+@pytest.mark.parametrize("mode", ["reflect", "wrap", pytest.param("symmetric", marks=pytest.mark.slow)])
+def test_borders_of_the_image_itself_send_what_zeros_do(mode: str) -> None:
+    """A device at an end makes its border, or has it of the one at the other end, whose edge is as large."""
+
+    def bordered(weights: tuple[jax.Array, ...], x: jax.Array) -> jax.Array:
+        for w in weights:
+            padded = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), mode=mode)  # type: ignore[arg-type]
+            x = jnp.tanh(lax.conv_general_dilated(padded, w, (1, 1), "VALID", dimension_numbers=IMAGES))
+        return x
+
+    weights, x = (f32(3, 3, 4, 4),) * 3, f32(1, 64, 63, 4)
+    program = parallel(bordered, (8,)).compile(weights, x)
+    sent = [c for c in collectives(program.as_text()) if c.kind == "collective-permute"]
+    assert Counter((c.full_bytes, c.times) for c in sent) == {(63 * 4 * 4, 1.0): 6}
+    assert {c.kind for c in program.plan.communication} == {"collective-permute"}
+
+
+def test_an_edge_of_nothing_is_planned() -> None:
+    """Padding by the outermost element makes arrays without elements of the dims that it leaves alone."""
+    padded = lambda w, x: conv(jnp.pad(x, ((0, 0), (1, 1), (0, 0), (0, 0)), mode="edge"), w)  # noqa: E731
+    w, x = drawn(1)(3, 3, 2, 2), drawn(2)(1, 32, 8, 2)
+    got = parallel(lambda w, x: padded(w, x).sum(), (8,)).compile(w, x)(w, x)
+    np.testing.assert_allclose(got, padded(w, x).sum(), 1e-4)
+
+
 def edges(width: int, taken: int, made: int, rows: int, *, of_data: bool = False) -> Counter[int]:
     """Bytes of messages of a convolution of stride 1 in a train step, by hand, in f32.
 

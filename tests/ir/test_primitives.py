@@ -15,7 +15,17 @@ from autopar.ir.primitives import is_fusible
 
 CLASSES = {name: value for name, value in vars(primitives).items() if isinstance(value, frozenset)}
 #: Names of autopar's own, of jax before 0.10.2 and after it.
-OTHERS = {"constant", "custom_call", "expand_dims", "log2", "one_minus_square", "ragged_dot", "stage_boundary", "wire"}
+OTHERS = {
+    "constant",
+    "custom_call",
+    "expand_dims",
+    "log2",
+    "one_minus_square",
+    "ragged_dot",
+    "roll",
+    "stage_boundary",
+    "wire",
+}
 
 
 def names_of_jax() -> set[str]:

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from jax import lax
 from jax.extend.core import Primitive
 
+from autopar.frontend.bordered import ends_of, gone_back, with_borders
 from autopar.lower.localize.base import LocalContext, Localizer, bind
-from autopar.lower.localize.halo import covered
-from autopar.sharding.rules.conv import windows
+from autopar.lower.localize.halo import at_end, covered
+from autopar.sharding.rules.conv import bordered, windows
 
 
 def conv_general_dilated(
@@ -19,7 +21,8 @@ def conv_general_dilated(
     """The convolution of the pieces, with as many feature groups and batch groups as the pieces hold.
 
     With groups, the input's grouped dim is split only by them, so its pieces count the devices that share them. Of a
-    spatial dim that is split the piece has what its windows cover, padded by what is left of a dilated element.
+    spatial dim that is split the piece has what its windows cover, padded by what is left of a dilated element. Borders
+    made of the array (`autopar.frontend.bordered`) are those of devices at the ends, or come around the circle.
     """
     numbers = params["dimension_numbers"]
     batch, feature = numbers.lhs_spec[:2]
@@ -30,16 +33,29 @@ def conv_general_dilated(
             changed[name] = params[name] * local[dim] // whole[dim]
     left, kernel = operands
     padding = list(params["padding"])
+    borders: tuple[Any, ...] = params.get("borders") or (None,) * len(padding)
     for n, dim in enumerate(numbers.lhs_spec[2:]):
-        axes = context.operand_layouts[0].dims[dim]
+        axes, border = context.operand_layouts[0].dims[dim], borders[n]
+        inside = border is not None and border[1] == "in"
         if axes:
             taps = context.operand_types[1].shape[numbers.rhs_spec[2 + n]]
             count = context.result_types[0].shape[numbers.out_spec[2 + n]]
             steps = params["window_strides"][n], params["rhs_dilation"][n], params["lhs_dilation"][n]
             halo, _ = windows(whole[dim], taps, count, steps, padding[n][0])
-            left, reach = covered(left, dim, halo, axes, context)
+            ends = ends_of(left, dim, border) if inside and border[0] != "wrap" else None
+            left, reach = covered(left, dim, bordered(halo, border), axes, context, ends=ends)
             padding[n] = (reach.low, reach.high)
-    return bind(primitive, {**params, **changed, "padding": tuple(padding)}, [left, kernel])
+        elif inside:
+            left, padding[n] = with_borders(left, dim, border, params["lhs_dilation"][n])
+    back = [(numbers.out_spec[2 + n], n) for n, border in enumerate(borders) if border and border[1] == "out"]
+    for _, n in back:
+        padding[n] = (padding[n][0] + borders[n][2], padding[n][1] + borders[n][3])
+    plain = {k: v for k, v in params.items() if k != "borders"}
+    (result,) = bind(lax.conv_general_dilated_p, {**plain, **changed, "padding": tuple(padding)}, [left, kernel])
+    for dim, n in back:
+        axes = context.result_layouts[0].dims[dim]
+        result = gone_back(result, dim, borders[n], at_end(axes, context) if axes else (True, True))
+    return [result]
 
 
 LOCALIZERS: Mapping[str, Localizer] = MappingProxyType({"conv_general_dilated": conv_general_dilated})

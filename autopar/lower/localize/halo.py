@@ -20,7 +20,13 @@ def reach_of(halo: Halo, axes: tuple[str, ...], context: LocalContext) -> Reach:
 
 
 def covered(
-    shard: Any, dim: int, halo: Halo, axes: tuple[str, ...], context: LocalContext, fill: Any = None
+    shard: Any,
+    dim: int,
+    halo: Halo,
+    axes: tuple[str, ...],
+    context: LocalContext,
+    fill: Any = None,
+    ends: tuple[Any, Any] | None = None,
 ) -> tuple[Any, Reach]:
     """The elements under the windows of this device.
 
@@ -30,16 +36,23 @@ def covered(
         halo: the windows.
         axes: mesh axes that split the dim, major first.
         context: where shards lie.
-        fill: what lies beyond the ends of the dim; None: zeros.
+        fill: what lies beyond the ends of the dim; None: zeros, or where ``halo`` wraps the other end.
+        ends: of the devices at either end, what lies beyond it; None: ``fill``.
     """
     reach = reach_of(halo, axes, context)
     parts = [shard]
     if reach.left:
         edge = lax.slice_in_dim(shard, shard.shape[dim] - reach.left, None, axis=dim)
-        parts.insert(0, _neighbours(edge, axes, 1, context))
+        sent = _neighbours(edge, axes, 1, context, wraps=halo.wraps)
+        if ends is not None:
+            sent = jnp.where(at_end(axes, context)[0], _as_many(ends[0], sent, dim, last=True), sent)
+        parts.insert(0, sent)
     if reach.right:
         edge = lax.slice_in_dim(shard, 0, reach.right, axis=dim)
-        parts.append(_neighbours(edge, axes, -1, context))
+        sent = _neighbours(edge, axes, -1, context, wraps=halo.wraps)
+        if ends is not None:
+            sent = jnp.where(at_end(axes, context)[1], _as_many(ends[1], sent, dim, last=False), sent)
+        parts.append(sent)
     extended = lax.concatenate(parts, dim) if len(parts) > 1 else shard
     start = _start(reach, axes, context)
     if reach.outside and fill is not None:
@@ -49,6 +62,20 @@ def covered(
     if reach.width == extended.shape[dim]:
         return extended, reach
     return lax.dynamic_slice_in_dim(extended, start, reach.width, dim), reach
+
+
+def at_end(axes: tuple[str, ...], context: LocalContext) -> tuple[Any, Any]:
+    """Whether this device has the first, and the last shard of a dim that ``axes`` split."""
+    index = context.index(axes)
+    return index == 0, index == math.prod(context.sizes[a] for a in axes) - 1
+
+
+def _as_many(end: Any, like: Any, dim: int, *, last: bool) -> Any:
+    """As many elements of an end as ``like`` has, its last or its first ones; zeros for those that are missing."""
+    missing = like.shape[dim] - end.shape[dim]
+    config = [(0, 0, 0)] * end.ndim
+    config[dim] = (missing, 0, 0) if last else (0, missing, 0)
+    return lax.pad(end, jnp.zeros((), end.dtype), config)
 
 
 def returned(gradient: Any, dim: int, size: int, halo: Halo, axes: tuple[str, ...], context: LocalContext) -> Any:
@@ -90,9 +117,9 @@ def _start(reach: Reach, axes: tuple[str, ...], context: LocalContext) -> Any:
     return jnp.asarray(reach.starts, jnp.int32)[context.index(axes)]
 
 
-def _neighbours(edge: Any, axes: tuple[str, ...], by: int, context: LocalContext) -> Any:
-    """The edge of the device ``by`` places before; zeros where there is none."""
+def _neighbours(edge: Any, axes: tuple[str, ...], by: int, context: LocalContext, *, wraps: bool = False) -> Any:
+    """The edge of the device ``by`` places before, around the circle if that ``wraps``; zeros where there is none."""
     count = math.prod(context.sizes[a] for a in axes)
-    pairs = [(n, n + by) for n in range(count) if 0 <= n + by < count]
+    pairs = [(n, (n + by) % count) for n in range(count) if wraps or 0 <= n + by < count]
     names = axis_names(context.index, axes)
     return context.send(lambda e: as_bytes(lambda a: lax.ppermute(a, names, pairs), e), edge)

@@ -14,6 +14,7 @@ from jax.extend.core import Primitive
 from autopar.lower.localize.base import LocalContext, Localizer, bind
 from autopar.lower.localize.halo import covered
 from autopar.sharding.halo import Halo
+from autopar.sharding.rules.shape import rolled
 
 
 def reshape(primitive: Primitive, params: Mapping[str, Any], operands: list[Any], context: LocalContext) -> list[Any]:
@@ -69,6 +70,14 @@ def slice_(primitive: Primitive, params: Mapping[str, Any], operands: list[Any],
     return bind(primitive, {**params, **given}, [shard])
 
 
+def roll(primitive: Primitive, params: Mapping[str, Any], operands: list[Any], context: LocalContext) -> list[Any]:
+    """The elements of this device; where the dim is split those at an edge come from the next one on the circle."""
+    (shard,), dim, axes = operands, params["dim"], context.operand_layouts[0].dims[params["dim"]]
+    if not axes:
+        return [jnp.roll(shard, params["shift"], dim)]
+    return [covered(shard, dim, rolled(context.operand_types[0].shape[dim], params["shift"]), axes, context)[0]]
+
+
 LOCALIZERS: Mapping[str, Localizer] = MappingProxyType(
-    {"broadcast_in_dim": broadcast_in_dim, "iota": iota, "pad": pad, "reshape": reshape, "slice": slice_}
+    {"broadcast_in_dim": broadcast_in_dim, "iota": iota, "pad": pad, "reshape": reshape, "roll": roll, "slice": slice_}
 )

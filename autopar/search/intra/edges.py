@@ -64,7 +64,7 @@ def edges(
         type = types[operand]
         shape = strategy.operand_layouts[operand].local_shape(type.shape, mesh.sizes)
         for elements, axes in messages(strategy.exchanges, operand, shape):
-            bytes = elements * type.nbytes // type.size
+            bytes = elements * type.nbytes // max(1, type.size)  # no element where there is none to send
             yield NeighbourMessage(operand, bytes, axes, cost.collective_s("collective-permute", bytes, axes, mesh))
     for ring in strategy.rings:
         type, layout = types[ring.operand], strategy.operand_layouts[ring.operand]

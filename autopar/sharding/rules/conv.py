@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -61,6 +62,19 @@ def windows(size: int, taps: int, count: int, steps: tuple[int, int, int], low: 
     return Halo.sliding(size, taps, count, (steps[1], steps[0], steps[2]), low), True
 
 
+def bordered(halo: Halo, border: tuple[Any, ...] | None) -> Halo:
+    """Windows over a dim with borders.
+
+    Args:
+        halo: the windows, as over zeros.
+        border: (mode, side, positions before and behind), as of `autopar.frontend.bordered`; None for zeros.
+    """
+    if border is None:
+        return halo
+    mode, _, low, high = border
+    return replace(halo, wraps=True) if mode == "wrap" else replace(halo, least=max(low, high) + 1)
+
+
 def _spatial(op: Operator, left: TensorType, kernel: TensorType, result: TensorType) -> list[FactorPlaces]:
     """A loop a spatial dim: over the windows, or over the kernel's elements where it has more (kernel gradients).
 
@@ -69,6 +83,7 @@ def _spatial(op: Operator, left: TensorType, kernel: TensorType, result: TensorT
     """
     loops = []
     padding: Any = op.attr("padding")
+    borders: Any = dict(op.attrs).get("borders") or (None,) * len(padding)
     dims = zip(op.ints("lhs_spec")[2:], op.ints("rhs_spec")[2:], op.ints("out_spec")[2:], strict=True)
     for n, (at, in_kernel, in_result) in enumerate(dims):
         size, taps, count = left.shape[at], kernel.shape[in_kernel], result.shape[in_result]
@@ -76,6 +91,7 @@ def _spatial(op: Operator, left: TensorType, kernel: TensorType, result: TensorT
             continue
         steps = op.ints("window_strides")[n], op.ints("rhs_dilation")[n], op.ints("lhs_dilation")[n]
         halo, summed = windows(size, taps, count, steps, padding[n][0])
+        halo = bordered(halo, borders[n])
         if not summed:
             loops.append(FactorPlaces(Factor(count, halo=halo), ((0, at), (2, in_result))))
         elif is_number(result.dtype):

@@ -131,6 +131,18 @@ def rev(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule:
     return _kept(op, operand_types, frozenset(op.ints("dimensions")), _linear(operand_types[0]))
 
 
+def roll(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule:
+    """Every dim; of the one that is rolled each device has edges of the next one around the circle."""
+    (type,), dim = operand_types, op.integer("dim")
+    n = type.shape[dim]
+    return _kept(op, operand_types, frozenset({dim}), _linear(type), {dim: rolled(n, op.integer("shift"))})
+
+
+def rolled(size: int, shift: int) -> Halo:
+    """Windows of one element each: those of a dim that is rolled."""
+    return Halo(size, size, 1, 1, shift, wraps=True)
+
+
 def split(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule:
     """Not the dim that is cut into results."""
     return _kept(op, operand_types, frozenset({op.integer("axis")}), _linear(operand_types[0]))
@@ -174,6 +186,7 @@ RULES: Mapping[str, RuleFunction] = MappingProxyType(
         "iota": iota,
         "pad": pad,
         "rev": rev,
+        "roll": roll,
         "slice": slice_,
         "split": split,
         "squeeze": squeeze,

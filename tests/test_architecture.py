@@ -286,6 +286,34 @@ def variables(tree: ast.AST) -> Iterator[str]:
             yield node.id
 
 
+def uses(tree: ast.AST) -> Iterator[str]:
+    """Names that a file reads, imports, or has as a text."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.alias):
+            yield node.name.rpartition(".")[2]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def test_code_has_a_caller_or_a_page() -> None:
+    """Functions and classes that tests or benchmarks alone use lie with them."""
+    used = {name for path in SOURCES for name in uses(parse(path))}
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md"))
+    alone = [
+        f"{module_name(path)}.{node.name}"
+        for path in SOURCES
+        for node in parse(path).body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.decorator_list
+        if node.name not in used and not re.search(rf"\b{node.name}\b", pages)
+    ]
+    assert [name for name in alone if not name.startswith("autopar.__")] == []
+    assert {"f", "g"} <= set(uses(ast.parse("from m import f\nx.g")))
+
+
 def test_names_are_the_fields_own() -> None:
     wrong = [
         f"{module_name(path)}: {name}"

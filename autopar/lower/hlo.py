@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -136,11 +136,6 @@ def operations(text: str) -> dict[str, tuple[str, str]]:
         text: optimized HLO.
     """
     return {i.name: (i.opcode, i.scope) for body in parse_module(text).computations.values() for i in body}
-
-
-def total_wire_bytes(sent: Iterable[HloCollective]) -> float:
-    """Bytes that one device sends in all of ``found``."""
-    return math.fsum(c.wire_bytes for c in sent)
 
 
 def as_emitted(written: HloCollective, body: str) -> HloCollective:

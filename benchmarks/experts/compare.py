@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import jax
 
 import autopar
 from autopar import Cluster
-from autopar.lower.hlo import HloCollective, collectives, total_wire_bytes
+from autopar.lower.hlo import HloCollective, collectives
 from benchmarks.clusters import bytes_cluster
 from benchmarks.experts.base import Expert, compile_expert
 from benchmarks.footprint import footprint_bytes
@@ -39,6 +39,11 @@ class Case:
     cluster: Cluster
     meshes: tuple[tuple[int, ...] | None, ...] = (None,)
     memory_limit: int | None = None
+
+
+def total_wire_bytes(found: Iterable[HloCollective]) -> float:
+    """Bytes that one device sends in all of ``found``."""
+    return math.fsum(c.wire_bytes for c in found)
 
 
 def kinds(found: Sequence[HloCollective]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -31,6 +32,19 @@ def test_every_page_is_in_the_navigation() -> None:
     nav = yaml.safe_load((SITE / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
     pages = {p.relative_to(ROOT / "docs").as_posix() for p in (ROOT / "docs").rglob("*.md")}
     assert sorted(named(nav)) == sorted(pages)
+
+
+def test_pages_are_sorted_by_purpose() -> None:
+    """Explanation is three pages, measurements are one, whose sections with a table of figures name their date."""
+    nav = yaml.safe_load((SITE / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+    purposes = {name: pages for entry in nav if isinstance(entry, dict) for name, pages in entry.items()}
+    assert list(purposes)[:5] == ["Tutorial", "How to", "Reference", "Explanation", "Measurements"]
+    assert purposes["Explanation"] == ["planner.md", "cost-model.md", "run-time.md"]
+    assert purposes["Measurements"] == "measurements.md"
+    page = (ROOT / "docs/measurements.md").read_text(encoding="utf-8")
+    sections = [s for s in re.split(r"^##+ ", page, flags=re.M)[2:] if re.search(r"^\|.*\d", s, flags=re.M)]
+    undated = [s.splitlines()[0] for s in sections if not re.search(r"20\d\d-\d\d-\d\d", s)]
+    assert len(sections) > 25 and undated in ([], ["spatial, many_tables, sanity"])
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,9 @@ from jax.sharding import PartitionSpec as P
 
 import autopar
 from autopar.errors import AutoparError
-from autopar.lower.hlo import collectives, total_wire_bytes
+from autopar.lower.hlo import collectives
 from autopar.plan import Plan
+from benchmarks.experts.compare import total_wire_bytes
 from tests.search.problems import toy
 
 

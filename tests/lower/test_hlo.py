@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from autopar.lower.hlo import collectives, total_wire_bytes
+from autopar.lower.hlo import collectives
+from benchmarks.experts.compare import total_wire_bytes
 
 
 def module(body: str, before: str = "", header: str = "num_partitions=8") -> str:

@@ -15,10 +15,11 @@ from jax.sharding import AxisType, PartitionSpec
 from autopar._compat.dtypes import dtype_name
 from autopar.cluster.mesh import LogicalMesh
 from autopar.ir import Layout, TensorType
-from autopar.lower.hlo import collectives, total_wire_bytes
+from autopar.lower.hlo import collectives
 from autopar.lower.reshard import apply_steps, exchange
 from autopar.sharding.paths import mesh_axes
 from autopar.sharding.reshard import PathTables, ReshardStep, after, communication
+from benchmarks.experts.compare import total_wire_bytes
 from tests.sharding.pieces import Pieces, check, devices, logical_mesh, number, run, spread
 
 MESHES = ((8,), (2, 4), (4, 2), (2, 2, 2))

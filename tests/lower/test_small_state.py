@@ -12,7 +12,8 @@ import pytest
 
 import autopar
 from autopar.ir import Layout
-from autopar.lower.hlo import collectives, total_wire_bytes
+from autopar.lower.hlo import collectives
+from benchmarks.experts.compare import total_wire_bytes
 from tests.end_to_end.clusters import toy
 from tests.end_to_end.compare import assert_trees_same
 

@@ -137,6 +137,7 @@ class HaloExchange:
         left: elements that each shard gets from the one before it.
         right: elements that it gets from the one after it.
         returns: as many elements of the first result travel back afterwards.
+        wraps: edges go around the circle of devices, which are others than those that do not.
     """
 
     operand: int
@@ -145,6 +146,7 @@ class HaloExchange:
     left: int
     right: int
     returns: bool = False
+    wraps: bool = False
 
 
 def messages(

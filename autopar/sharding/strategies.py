@@ -197,7 +197,8 @@ def _exchanges(rule: Rule, assigned: tuple[Assignment, ...], sizes: Mapping[str,
         reach = factor.halo.reach(math.prod(sizes[axis] for axis in axes))
         if reach is not None and reach.sends:
             dim = rule.operands[factor.halo_operand].index(number)
-            exchanges.append(HaloExchange(factor.halo_operand, dim, axes, reach.left, reach.right, factor.halo.returns))
+            halo, sides = factor.halo, (reach.left, reach.right)
+            exchanges.append(HaloExchange(factor.halo_operand, dim, axes, *sides, halo.returns, halo.wraps))
     return tuple(sorted(exchanges))
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +90,25 @@ def test_each_number_and_kind_of_devices_has_a_file(devices: str, tmp_path: Path
     assert kept_path(environment, one) != kept_path(environment, two)
     assert kept_path(environment, one) != kept_path(environment, [FoundDevice("gpu", "third", None)])
     assert kept_path({CACHE_VARIABLE: "off"}, one) is None
+
+
+@pytest.mark.slow
+def test_the_command_keeps_what_it_measures(tmp_path: Path) -> None:
+    environment = {**os.environ, CACHE_VARIABLE: str(tmp_path), "JAX_PLATFORMS": "cpu"}
+
+    def ran(*arguments: str, **more: str) -> str:
+        return subprocess.run(
+            [sys.executable, *arguments], env=environment | more, check=True, capture_output=True, text=True
+        ).stdout
+
+    ran("-m", "autopar.cli", "calibrate", "--cpu-devices", "2", "--quick", "-q")
+    (file,) = (tmp_path / "calibrations").iterdir()
+    assert file.name.startswith("cpu-2-")
+    name = "import autopar; print(autopar.Cluster.local().name)"
+    assert "measured 20" in ran("-c", name, JAX_NUM_CPU_DEVICES="2")
+    assert ran("-c", name, JAX_NUM_CPU_DEVICES="3") == "local-cpu\n"
+    ran("-c", name, JAX_NUM_CPU_DEVICES="3", AUTOPAR_FIGURES="measured")
+    assert len(list(file.parent.iterdir())) == 2
 
 
 def test_other_figures_are_an_error() -> None:

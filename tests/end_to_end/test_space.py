@@ -236,3 +236,17 @@ def test_one_image_on_eight_devices_takes_little_more_than_an_eighth_of_eight_im
         )
         times.append(step.plan(*args).step_time)
     assert times[0] <= 1.4 * times[1] / 8
+
+
+def test_edges_around_the_circle_are_not_those_that_end() -> None:
+    """Two convolutions of one image, one with zeros around it: the edges of each are sent, and priced."""
+
+    def both(w: jax.Array, x: jax.Array) -> jax.Array:
+        padded = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), mode="wrap")
+        around = lax.conv_general_dilated(padded, w, (1, 1), "VALID", dimension_numbers=IMAGES)
+        return jnp.tanh(conv(x, w)) + jnp.sin(around)
+
+    program = parallel(both, (8,)).compile(f32(3, 3, 4, 4), f32(1, 64, 63, 4))
+    sent = [c for c in collectives(program.as_text()) if c.kind == "collective-permute"]
+    planned = [c for c in program.plan.communication if c.kind == "collective-permute"]
+    assert sum(c.times for c in sent) == sum(c.count for c in planned) == 4

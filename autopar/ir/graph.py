@@ -16,7 +16,7 @@ from autopar.ir.types import TensorType
 Attr: TypeAlias = "bool | int | float | str | tuple[Attr, ...] | None"
 
 #: What an input of a graph is for.
-ROLES = ("parameter", "optimizer", "batch", "other", "constant")
+ROLES = ("parameter", "optimizer", "batch", "other", "constant", "activation")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Input:
     Args:
         name: unique name of the value, the text of its path in the arguments.
         type: shape and dtype.
-        role: one of `ROLES`.
+        role: one of `ROLES`; "activation" of what another program of a stage left.
     """
 
     name: str

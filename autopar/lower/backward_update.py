@@ -37,7 +37,7 @@ def updated_in_backward(traced: Traced) -> Traced:
     rows = backward_rows(traced.graph)
     if not rows.updates:
         return traced
-    return retraced(traced, lambda env, recorder: _run(traced.program, rows, env, recorder))
+    return retraced(traced, lambda env, recorder: run_updated(traced.program, rows, env, recorder))
 
 
 def update_in_backward(graph: Graph) -> tuple[bool, str]:
@@ -46,8 +46,15 @@ def update_in_backward(graph: Graph) -> tuple[bool, str]:
     return bool(rows.updates), kept_note(graph, rows)
 
 
-def _run(bound: BoundGraph, rows: BackwardRows, env: dict[str, Any], recorder: Recorder) -> dict[str, Any]:
-    """Every value of the step that its outputs name."""
+def run_updated(bound: BoundGraph, rows: BackwardRows, env: dict[str, Any], recorder: Recorder) -> dict[str, Any]:
+    """Every value of a graph that its outputs name, computed with its backward loops that update layers.
+
+    Args:
+        bound: a step in one microbatch, or what a stage of a pipeline does for the only one.
+        rows: of it.
+        env: values of its inputs.
+        recorder: see there.
+    """
     graph = bound.graph
     updates = {u.loop: u for u in rows.updates}
     behind = [op for op in graph.operators if op.id not in updates]

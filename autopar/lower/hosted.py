@@ -58,7 +58,7 @@ def placed(mesh: Mesh | AbstractMesh, spec: PartitionSpec, *, host: bool) -> Nam
 def check_host_memory(content: PlanContent, devices: Sequence[Any]) -> None:
     """Raises PlanMismatchError where a plan keeps something in host memory that the devices cannot copy from."""
     count = sum(r.memory == "host" for r in content.inputs)
-    wanted = count or any(s.form.activations_offloaded for s in content.stages)
+    wanted = count or any(s.form.activations_offloaded or s.host_bytes for s in content.stages)
     if wanted:
         check_pinned(f"the plan keeps {count or 'activations'}{' inputs' if count else ''} in host memory", devices)
 

@@ -251,7 +251,8 @@ class Interpreter:
             passed = bind(bound.primitive, bound.params, shards)
         after = {i: array for (i, _), array in zip(held, passed, strict=True)}
         if self.sharded.recomputes and RECOMPUTED in op.marks and len(held) > 1:
-            inputs = {i.name for i in graph.graph.inputs}
+            # State is there in any case; what another program left is to be taken no earlier than it is needed.
+            inputs = {i.name for i in graph.graph.inputs if i.role != "activation"}
             last = held[-1][0]  # the cotangent, where there is one
             after.update((i, not_before(after[i], after[last])) for i in after if op.operands[i] not in inputs)
         for i, (source, result) in enumerate(zip(sources, op.results, strict=True)):
@@ -333,7 +334,7 @@ class Interpreter:
             return scan.split_results([to_host(a) if n in there else a for n, a in enumerate(typed)])
 
         reverse, unroll = bool(bound.params["reverse"]), bound.params.get("unroll", 1)
-        pairs = {} if self.prefix else numbers_in_place(graph, op, layouts, results, away)
+        pairs = numbers_in_place(graph, op, layouts, results, away)
         if not self.prefix and self.sharded.memory_bound and self.phase == "backward":
             initial = done_before(graph, env, initial)
         on_cpu, loop = self.sharded.orders_collectives, {"length": length, "reverse": reverse, "unroll": unroll}

@@ -2,13 +2,14 @@
 
 Inputs are padded with zeros and results cut. Operators work on the padding as on the rest; where one adds up or takes
 the largest along a padded dim, the padding is filled with what does not count there. An operator that takes such a dim
-in another way gets it without its padding.
+in another way gets it without its padding. Of a stage of a pipeline the loop over microbatches runs on padded dims:
+state enters it with padding, what comes with a microbatch gets its own inside, and what other stages are sent has none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -16,13 +17,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from autopar.frontend import Traced
+from autopar.frontend import BoundGraph, Traced
 from autopar.ir import Graph, Literal, Operand, Operator
+from autopar.ir.loops import Scan
+from autopar.ir.phases import FORWARD, is_stage_loop
 from autopar.ir.primitives import ELEMENTWISE
 from autopar.lower.localize.base import bind, scalar
 from autopar.lower.microbatch.parts import Recorder
 from autopar.lower.microbatch.retrace import retraced
-from autopar.sharding.padding import PaddedDim, labelled, named, splits_by_loops
+from autopar.sharding.padding import PaddedDim, enters_whole, inside, labelled, named, splits_by_loops
 
 Shape: TypeAlias = tuple[int, ...]
 Params: TypeAlias = dict[str, Any]
@@ -45,8 +48,8 @@ _MOVES = ("broadcast_in_dim", "convert_element_type", "copy", "neg", "reshape", 
 #: Whose parameters hold whatever the sizes are of the dims that are loops.
 _SIZELESS = ELEMENTWISE | {
     "argmax", "argmin", "concatenate", "copy", "cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum", "dot_general",
-    "pad", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_sum", "rev", "scatter-add", "scatter-sub",
-    "sort", "squeeze", "stop_gradient", "top_k", "transpose",
+    "optimization_barrier", "pad", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_sum", "rev",
+    "scatter-add", "scatter-sub", "sort", "squeeze", "stop_gradient", "top_k", "transpose",
 }  # fmt: skip
 
 
@@ -59,12 +62,21 @@ def padded(traced: Traced, dims: Sequence[PaddedDim]) -> Traced:
     """
     if not dims:
         return traced
-    shapes = named(traced.graph, dims).shapes(traced.graph)
+    return retraced(traced, lambda env, recorder: run_padded(traced.program, dims, env, recorder))
 
-    def run(env: dict[str, Any], recorder: Recorder) -> Mapping[str, Any]:
-        return _Run(traced, shapes, recorder).results(env)
 
-    return retraced(traced, run)
+def run_padded(
+    bound: BoundGraph, dims: Sequence[PaddedDim], env: Mapping[str, Any], recorder: Recorder
+) -> dict[str, Any]:
+    """Every value that the outputs of a graph name, computed on padded dims.
+
+    Args:
+        bound: a step, or a stage of a pipeline.
+        dims: as of `padded`.
+        env: values of its inputs.
+        recorder: see there.
+    """
+    return _Run(bound, named(bound.graph, dims).shapes(bound.graph), recorder).results(env)
 
 
 @dataclass(frozen=True)
@@ -111,49 +123,97 @@ def _neutral(reduce: str, dtype: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Run:
-    """A run of a step on padded values.
+    """A run of a graph on padded values.
 
     Args:
-        traced: the step.
-        shapes: of its values that have padding, with it.
+        bound: the graph.
+        shapes: of values that have padding, with it; see `autopar.sharding.padding.types_of`.
         recorder: of the trace.
+        prefix: of names of its values in ``shapes``.
     """
 
-    traced: Traced
+    bound: BoundGraph
     shapes: Mapping[str, Shape]
     recorder: Recorder
+    prefix: str = ""
 
     @property
     def graph(self) -> Graph:
-        return self.traced.graph
+        return self.bound.graph
 
     def results(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Results of the step, by name."""
-        env: dict[str, _Padded] = {name: self._pad(name, array) for name, array in inputs.items()}
+        """Results of the graph, by name."""
+        loop = next(filter(is_stage_loop, self.graph.operators), None)
+        env: dict[str, _Padded] = {
+            name: _Padded(array, tuple(array.shape)) if loop else self._pad(name, array)
+            for name, array in inputs.items()
+        }
         for op in self.graph.operators:
-            with self.recorder.around(op):
-                results = self._operator(op, [self._read(o, env) for o in op.operands])
+            # What reads state behind the loop pads it again: in between none is kept.
+            results = self._loop(op, dict(env)) if op is loop else self._operator(op, env)
             env.update(zip((v.name for v in op.results), results, strict=True))
-        wanted = {o.operand for o in self.graph.outputs if isinstance(o.operand, str)}
-        return {name: env[name].cut() for name in wanted}
+        return {o.operand: env[o.operand].cut() for o in self.graph.outputs if isinstance(o.operand, str)}
 
-    def _read(self, operand: Operand, env: Mapping[str, _Padded]) -> _Padded:
-        return _Padded(scalar(operand), (), operand.is_zero) if isinstance(operand, Literal) else env[operand]
+    def _loop(self, op: Operator, given: dict[str, _Padded]) -> list[_Padded]:
+        """Results of the loop over the microbatches of a stage."""
+        scan = Scan.of(op)
+        inner = replace(self, bound=self.bound.bounds[op.id].regions["body"], prefix=inside(op))
+        names, carried, slices = scan.split([i.name for i in scan.body.inputs])
+        with self.recorder.made_for(op.scope, FORWARD):
+            consts, initial, rows = scan.split([self._read(o, given) for o in op.operands])
+            whole = [
+                o if enters_whole(self.graph, operand) else _Padded(o.cut(), o.shape)
+                for o, operand in zip(consts, op.operands, strict=False)
+            ]
+            starts = [inner._as(name, o).array for name, o in zip(carried, initial, strict=True)]
+            xs = [o.cut() for o in rows]
+        ends = [o.operand for o in scan.body.outputs]
+
+        def trip(carry: Sequence[Any], row: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+            env = dict(zip(names, whole, strict=True))
+            env.update((n, _Padded(a, o.shape)) for n, a, o in zip(carried, carry, initial, strict=True))
+            env.update((n, _Padded(a, tuple(a.shape))) for n, a in zip(slices, row, strict=True))
+            for o in inner.graph.operators:
+                env.update(zip((v.name for v in o.results), inner._operator(o, env), strict=True))
+            after, rows_made = scan.split_results([inner._read(x, env) for x in ends])
+            kept = [inner._as(name, o) for name, o in zip(carried, after, strict=True)]
+            return [jnp.asarray(o.array) for o in kept], [jnp.asarray(o.cut()) for o in rows_made]
+
+        with self.recorder.around(op):
+            carry, stacks = lax.scan(trip, starts, xs, length=scan.length, reverse=bool(op.attr("reverse")))
+        results = [_Padded(a, v.type.shape) for a, v in zip(carry, op.results, strict=False)]
+        return [*results, *(_Padded(a, tuple(a.shape)) for a in stacks)]
+
+    def _as(self, name: str, value: _Padded) -> _Padded:
+        """A value with the padding of the value ``name``."""
+        shape = self._shape(name, value.shape)
+        return value if value.array.shape == shape else self._pad(name, value.cut())
+
+    def _read(self, operand: Operand, env: dict[str, _Padded]) -> _Padded:
+        """An operand with its padding, which the first reader makes."""
+        if isinstance(operand, Literal):
+            return _Padded(scalar(operand), (), operand.is_zero)
+        env[operand] = self._as(operand, env[operand])
+        return env[operand]
 
     def _pad(self, name: str, array: Any) -> _Padded:
         """An array without padding as the value ``name`` with its."""
-        shape = self.shapes.get(name)
+        shape = self.shapes.get(self.prefix + name)
         if shape is None or shape == array.shape:
             return _Padded(array, tuple(array.shape))
         config = [(0, n - m, 0) for n, m in zip(shape, array.shape, strict=True)]
         return _Padded(lax.pad(array, jnp.zeros((), array.dtype), config), tuple(array.shape), True)
 
-    def _operator(self, op: Operator, operands: list[_Padded]) -> list[_Padded]:
-        program = self.traced.program
+    def _operator(self, op: Operator, env: dict[str, _Padded]) -> list[_Padded]:
+        with self.recorder.around(op):
+            return self._results(op, [self._read(o, env) for o in op.operands])
+
+    def _results(self, op: Operator, operands: list[_Padded]) -> list[_Padded]:
+        program = self.bound
         if op.primitive == "constant" and op.id in program.constants:
             return [self._pad(op.results[0].name, jnp.asarray(program.constants[op.id]))]
         bound = program.bounds[op.id]
-        has_padding = any(o in self.shapes for o in (*op.reads, *(v.name for v in op.results)))
+        has_padding = any(self.prefix + o in self.shapes for o in (*op.reads, *(v.name for v in op.results)))
         types = [v.type.shape for v in op.results]
         if has_padding:
             params = dict(bound.params)
@@ -165,12 +225,15 @@ class _Run:
         outputs = bind(bound.primitive, bound.params, [o.cut() for o in operands])
         return [self._pad(v.name, a) for v, a in zip(op.results, outputs, strict=True)]
 
+    def _shape(self, name: str, plain: Shape) -> Shape:
+        return self.shapes.get(self.prefix + name, plain)
+
     def _spreads(self, op: Operator) -> bool:
         """Whether an operator puts elements of a value into the padding of a dim that the value does not have."""
         if op.primitive != "broadcast_in_dim" or not op.reads:
             return False
         counts = [
-            sum(n != m for n, m in zip(self.graph.types[name].shape, self.shapes.get(name, ()), strict=False))
+            sum(n != m for n, m in zip(self.graph.types[name].shape, self._shape(name, ()), strict=False))
             for name in (op.reads[0], op.results[0].name)
         ]
         return counts[0] != counts[1]
@@ -185,7 +248,7 @@ class _Run:
         loops = {place for _, place in labelled(op, rule)}
         for name in (*op.reads, *(v.name for v in op.results)):
             full = self.graph.types[name].shape
-            grown = zip(full, self.shapes.get(name, full), strict=True)
+            grown = zip(full, self._shape(name, full), strict=True)
             if any(n != m and (name, d) not in loops for d, (n, m) in enumerate(grown)):
                 return None
         arrays = [o.array for o in operands]
@@ -196,7 +259,7 @@ class _Run:
                     filled = _Padded(arrays[i], operands[i].shape, operands[i].zero)
                     arrays[i] = filled.filled(d, reduce)
         adapt = _ADAPTED.get(op.primitive)
-        targets = [self.shapes.get(v.name, v.type.shape) for v in op.results]
+        targets = [self._shape(v.name, v.type.shape) for v in op.results]
         return arrays if adapt is None else adapt(op, operands, arrays, params, targets[0])
 
 

@@ -25,7 +25,7 @@ from autopar.lower.callback_errors import CallbackErrors
 from autopar.lower.decisions import Sharded
 from autopar.lower.hosted import check_host_memory, hosted_of, sharding_of, to_host
 from autopar.lower.interpreter import Interpreter
-from autopar.plan import Plan
+from autopar.plan import Plan, PlanContent
 from autopar.search.resharding import path_tables
 from autopar.sharding.reshard import PathTables
 from autopar.sharding.verify_plan import verify_plan
@@ -199,16 +199,25 @@ def lower_on(traced: Traced, plan: Plan, mesh: Mesh | AbstractMesh, platform: st
     donated = tuple(i for i, r in enumerate(plan.content.inputs) if r.path in wanted)
     function = jax.jit(whole, in_shardings=in_shardings, out_shardings=out_shardings, donate_argnums=donated)
     options = dict(_joining(plan, platform))
-    # XLA's CPU compiler schedules for concurrency, breadth first, unless told that memory is what is short.
-    stage = plan.stages[0]
-    short = platform == "cpu" and (plan.content.memory_bound or stage.form.recomputes or stage.form.block_scores > 0)
-    if short:
-        options["xla_cpu_scheduler_type"] = "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"
+    options.update(where_memory_is_short(plan.content, platform))
     sizes = plan.stages[0].mesh_shape
     host_bytes = sum(
         inputs[n].local_bytes(graph.inputs[n].type, sizes) * (1 if n in donated else 2) for n in sorted(hosted.inputs)
     )
     return LoweredProgram(function, mesh, in_shardings, out_shardings, donated, options, host_bytes, errors)
+
+
+def where_memory_is_short(content: PlanContent, platform: str) -> dict[str, str]:
+    """Options of XLA's compiler for CPU where memory is short: else it schedules for concurrency, breadth first.
+
+    Args:
+        content: a plan of one stage, or of a stage.
+        platform: jax's name of the kind of devices.
+    """
+    form = content.stages[0].form
+    if platform != "cpu" or not (content.memory_bound or form.recomputes or form.block_scores > 0):
+        return {}
+    return {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 
 
 def _joining(plan: Plan, platform: str) -> dict[str, str]:

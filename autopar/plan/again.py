@@ -18,7 +18,7 @@ class SearchAgain(Protocol):
     """Answers of the search that made a plan."""
 
     def alternatives(self) -> tuple[Considered, ...]:
-        """Plans that people write by hand, with the microbatches and the recomputation of the plan."""
+        """Plans that people write by hand: as `parallelize(search=NAME)` finds them in the microbatches of the plan."""
         ...
 
     def without(self, name: str) -> Considered | None:

@@ -59,6 +59,11 @@ class StepForm(Record, frozen=True):
         return self.remat != "none" or self.segment_layers > 0
 
     @property
+    def changes_stage(self) -> bool:
+        """Whether a stage of a pipeline has another graph in the form than as it is cut."""
+        return self.recomputes or self.backward_update or bool(self.padded)
+
+    @property
     def of_graph(self) -> StepForm:
         """The form as far as the graph depends on it: where things lie between uses is no part of it."""
         return replace(self, host_update=False, activations_offloaded=False, slices_ahead=None)

@@ -98,7 +98,7 @@ def _reads(dataflow: Dataflow, spec: WorkSpec) -> Iterator[str]:
         if not _may_read(spec.work, value, writer):
             yield f"work {spec.work} reads {name} ({value.lifetime}, written by {writer or 'nobody'})"
     for read, write in spec.aliases:
-        if read not in spec.reads or write not in spec.writes:
+        if read not in spec.reads or write not in (*spec.writes, *spec.accumulates):
             yield f"work {spec.work} aliases {read} and {write}, which it does not read and write"
 
 

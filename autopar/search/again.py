@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from autopar.errors import AutoparError, InfeasiblePlanError, MicrobatchError
+from autopar.errors import AutoparError
 from autopar.plan import Choice, Considered, PlanContent, StepForm
 from autopar.plan.again import ALTERNATIVE
 from autopar.plan.text import bytes_text
@@ -16,7 +16,7 @@ from autopar.search.intra import build, extract
 from autopar.search.outcome import within_reach
 from autopar.search.problem import Problem
 from autopar.search.registry import strategy_named
-from autopar.search.single_stage import problem_in_form
+from autopar.search.single_stage import OneStagePlanner, problem_in_form
 from autopar.search.source import StepSource
 from autopar.solver import HighsSolver, Node, solve
 
@@ -26,7 +26,7 @@ ALTERNATIVES = ("data-parallel", "zero1", "zero2", "zero3", "megatron", "fsdp-tp
 
 @dataclass(frozen=True, eq=False)
 class SearchedAgain:
-    """See `autopar.plan.again.SearchAgain`. Each question is planned once, for one stage in the form of the plan.
+    """See `autopar.plan.again.SearchAgain`. Each question is planned once, for one stage.
 
     Args:
         searched: the step in one microbatch with what was asked for, and in other forms.
@@ -50,14 +50,15 @@ class SearchedAgain:
 
     @cached_property
     def _alternatives(self) -> tuple[Considered, ...]:
-        try:
-            problem = self._stage
-        except (InfeasiblePlanError, MicrobatchError):  # of a pipeline, whose stages alone have such a form
-            return ()
-        return tuple(_alternative(problem, name) for name in ALTERNATIVES)
+        problem, step = self.searched()
+        reporting = replace(problem.reporting, explains_infeasible=False)
+        # The planner alone pads: see `autopar.api.options.ParallelOptions.form`.
+        request, job = replace(problem.request, padding=False), replace(problem.job, num_stages=1)
+        problem = replace(problem, request=request, job=job, reporting=reporting)
+        return tuple(_alternative(problem, step, self.content.num_microbatches, name) for name in ALTERNATIVES)
 
     def alternatives(self) -> tuple[Considered, ...]:
-        """Plans that people write by hand, in the form of the plan."""
+        """Plans that people write by hand: those of ``search=NAME`` as one stage in the microbatches of the plan."""
         return self._alternatives
 
     def without(self, name: str) -> Considered | None:
@@ -92,11 +93,11 @@ class SearchedAgain:
         return Considered(program.nodes[at].label(solution.choice[at]), sharding.step_s, sharding.memory.total)
 
 
-def _alternative(problem: Problem, name: str) -> Considered:
-    """The plan of a strategy, or why it has none."""
+def _alternative(problem: Problem, step: StepSource, count: int, name: str) -> Considered:
+    """The plan of a strategy in so many microbatches, or why it has none."""
     try:
         problem.log(f"planning {name}")
-        plan = within_reach(strategy_named(name)(problem))
+        plan = within_reach(OneStagePlanner(strategy_named(name)).best(problem, step, [count]))
     except AutoparError as error:
         return Considered(name, None, None, f"{ALTERNATIVE}: {error.fact}")
     return Considered(name, plan.step_time, plan.peak_memory, ALTERNATIVE)

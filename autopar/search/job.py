@@ -18,7 +18,7 @@ class Request:
 
     Args:
         attention: "plain" as the program says, "blocks", or "auto": whichever is faster.
-        padding: whether dims that the devices do not divide may be padded inside of one stage.
+        padding: whether dims that the devices do not divide may be padded inside of stages.
         collective_matmul: which gathers before products and scatters after them become messages next to their blocks:
             "none", "auto" for those that are faster so, or "always" for all that may.
         token_slices: slices of tokens in which microbatches pass through a pipeline: lengths, a number of even ones, or

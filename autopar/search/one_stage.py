@@ -69,7 +69,8 @@ def one_stage(
     updated inside of the backward loop, if that may be and is as fast. Else the fewest microbatches are taken with
     which some plan does; where none does, as little is recomputed as must be. Segments of layers are taken instead
     where they fit and are faster. Of a tiny step, and where state may lie in host memory, all configurations up to the
-    first that the limit has no part in are compared, and the fastest is taken.
+    first that the limit has no part in are compared, and the fastest is taken. With host memory, what enters segments
+    may lie there too.
 
     Args:
         trials: plans in a number of microbatches at a level of recomputation.
@@ -104,6 +105,9 @@ def one_stage(
             most = max(map(_on_hosts, plans), default=0)
             plans = [p for p in plans if _on_hosts(p) == most]
         plan = min(plans, key=_seconds, default=None)
+        short = trials.bounded is None if plan is None else plan.content.memory_bound
+        if short and not demanded:
+            plan = _in_segments(trials, counts, configurations[0], plan, shortage, cutoff_s)
     elif looks is not None:
         configurations = [StepForm(count, level) for count in counts for level in levels]
         first, in_loop = configurations[0], counts[0] == 1 and shortage.backward_update()
@@ -228,6 +232,10 @@ def _in_device_memory(
         may_fit = set(shortage.may_fit(counts[1:]) if len(counts) > 2 else counts)
         some = [c for c in plain[1:] if c.microbatches in may_fit]
         plan = trials.first(some, cutoff_s) or _recomputed(trials, counts, more, cutoff_s)
+        if plan is not None and plan.content.memory_bound and plan.num_microbatches == 1 and in_loop:
+            updated = [replace(plan.stages[0].form.asked, backward_update=True)]
+            plans = trials.run(updated, seconds=_seconds, cutoff_s=plan.step_time)
+            plan = min((plan, *plans), key=_seconds)
     if plan is None and trials.bounded is None and in_loop:
         plan = trials.first([replace(plain[0], remat=level, backward_update=True) for level in more], cutoff_s)
     if not short or (plan is None and trials.bounded is not None):
@@ -253,7 +261,10 @@ def _in_segments(
         shortage: see `one_stage`.
         cutoff_s: likewise.
     """
-    forms = [replace(first, segment_layers=k) for k in shortage.segments()]
+    lengths = shortage.segments()
+    forms = [replace(first, segment_layers=k) for k in lengths]
+    if first.backward_update:  # gradients of a segment may take more than those of all layers would
+        forms += [replace(first, backward_update=False, segment_layers=k) for k in lengths]
     if not forms:
         return plan
     if plan is not None and plan.num_microbatches == first.microbatches and plan.stages[0].form.remat == first.remat:

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 
 from autopar.cost.compute import operator_bytes, operator_flops
 from autopar.ir import Graph
-from autopar.plan import Plan
+from autopar.ir.loops import runs_inside
+from autopar.ir.phases import is_stage_loop
+from autopar.plan import Plan, Stage
 from autopar.search.problem import Problem
-from autopar.sharding.padding import PaddedDim, PaddedDims, candidates, named
+from autopar.sharding.padding import PaddedDim, PaddedDims, candidates, named, operators_of, types_of
 
 
 def paddings_of(problem: Problem, plan: Plan) -> list[tuple[PaddedDim, ...]]:
@@ -22,12 +24,30 @@ def paddings_of(problem: Problem, plan: Plan) -> list[tuple[PaddedDim, ...]]:
         problem: the step in one microbatch.
         plan: of it.
     """
-    stage = plan.stages[0]
-    by_layer = stage.form.layered_update or stage.form.backward_update
-    if by_layer or stage.host_bytes or problem.job.offload in ("layers", "update"):
+    if not _may_pad(problem, plan.stages[0]):
         return []
     classes = paddings(problem)
     return classes if plan.num_microbatches == 1 else [dims for dims in classes if not _pads_batch(problem.graph, dims)]
+
+
+def stage_paddings(problem: Problem, stage: Stage) -> list[tuple[PaddedDim, ...]]:
+    """`paddings` of a stage of a pipeline that has a plan without padding; each microbatch is padded by itself.
+
+    Slices of tokens have none.
+
+    Args:
+        problem: of the stage, in its form but for segments.
+        stage: as it is planned.
+    """
+    if problem.request.token_slices is not None or not _may_pad(problem, stage):
+        return []
+    return paddings(problem)
+
+
+def _may_pad(problem: Problem, stage: Stage) -> bool:
+    """Whether a stage keeps no state on hosts, and updates no layers one at a time."""
+    by_layer = stage.form.layered_update or stage.form.backward_update
+    return not (by_layer or stage.host_bytes or problem.job.offload in ("layers", "update"))
 
 
 def _pads_batch(graph: Graph, dims: Sequence[PaddedDim]) -> bool:
@@ -50,7 +70,7 @@ def paddings(problem: Problem) -> list[tuple[PaddedDim, ...]]:
     shares = _shares(problem, padded_classes)
     worth = sorted((c for c in padded_classes if shares[c] >= policy.least_share), key=lambda c: -shares[c])
     dims = [c.representative(problem.graph) for c in worth[: policy.most_classes]]
-    sizes, operators = problem.policy.sizes, len(problem.graph.operators)
+    sizes, operators = problem.policy.sizes, len(list(operators_of(problem.graph)))
     most = len(dims) if operators < sizes.few_operators else int(operators < sizes.small_operators)
     alone = [(d,) for d in dims[:most]] if len(dims) > 1 else []
     return [tuple(dims), *alone] if dims else []
@@ -58,9 +78,9 @@ def paddings(problem: Problem) -> list[tuple[PaddedDim, ...]]:
 
 def padding_notes(graph: Graph, padded: Sequence[PaddedDim]) -> tuple[str, ...]:
     """A line on each class of dims that is padded: its size, and how much of the work is waste."""
-    lines = []
+    lines, types = [], types_of(graph)
     for name, d, size in padded:
-        plain = graph.types[name].shape[d]
+        plain = types[name].shape[d]
         lines.append(
             f"dim {d} of {name} ({plain}), and all that is split with it, is padded to {size} inside of the step: "
             f"{(size - plain) / size:.2%} of its elements are waste, counted in time and memory"
@@ -71,14 +91,22 @@ def padding_notes(graph: Graph, padded: Sequence[PaddedDim]) -> tuple[str, ...]:
 def _shares(problem: Problem, padded_classes: Sequence[PaddedDims]) -> dict[PaddedDims, float]:
     """Share of the step's time, by FLOPs and bytes, of the operators that have the dims of each class."""
     graph, flops_per_byte = problem.graph, problem.policy.algebra.flops_per_byte
-    work = {}
-    for op in graph.operators:
-        types = graph.operand_types(op)
-        work[op.id] = operator_flops(op, types) + flops_per_byte * operator_bytes(op, types)
+    runs = max((runs_inside(op) for op in graph.operators if is_stage_loop(op)), default=1.0)
+    work: dict[tuple[str, str], float] = {}
+    for prefix, inner, op in operators_of(graph):
+        types = inner.operand_types(op)
+        once = operator_flops(op, types) + flops_per_byte * operator_bytes(op, types)
+        work[prefix, op.id] = once * (runs if prefix else 1.0)
     whole = math.fsum(work.values()) or 1.0
     shares = {}
     for c in padded_classes:
         names = {name for name, _ in c.places}
-        of_class = (op for op in graph.operators if not names.isdisjoint((*op.reads, *(v.name for v in op.results))))
-        shares[c] = math.fsum(work[op.id] for op in of_class) / whole
+        shares[c] = (
+            math.fsum(
+                work[prefix, op.id]
+                for prefix, _, op in operators_of(graph)
+                if not names.isdisjoint(prefix + name for name in (*op.reads, *(v.name for v in op.results)))
+            )
+            / whole
+        )
     return shares

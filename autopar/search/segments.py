@@ -14,6 +14,8 @@ from autopar.search.problem import Problem
 class Segments:
     """Facts about segments of a step, computed on demand.
 
+    Where state may lie in host memory, so may what enters segments: the backward pass fetches it one segment ahead.
+
     Args:
         problem: what was asked for.
         named: whether a strategy names the plan, and what it recomputes.
@@ -25,7 +27,7 @@ class Segments:
     def __call__(self) -> tuple[int, ...]:
         """Numbers of layers a segment, the best first; empty where loops are to run as they are."""
         job = self.problem.job
-        if self.named or job.offload != "none" or job.remat not in ("auto", "full"):
+        if self.named or job.offload not in ("none", "auto") or job.remat not in ("auto", "full"):
             return ()
         return segment_lengths(self.problem.graph)
 

@@ -162,6 +162,13 @@ class StageSource(Protocol):
         """One stage of `slice`, with the map of all of them."""
         ...
 
+    def updates_in_backward(self, count: int, members: Sequence[Sequence[str]], stage: int) -> bool:
+        """Whether the backward loop over the layers of one stage of `slice` may update them.
+
+        With one microbatch it may where nothing that other stages send after the loop has a part in the update.
+        """
+        ...
+
     def in_form(self, members: Sequence[Sequence[str]], stage: int, form: StepForm) -> Graph:
         """The graph of one stage of `slice` in a form, with the layers that the form has the ends of."""
         ...

@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeAlias
 
-from autopar.ir import Graph, Operator, TensorType
+from autopar.ir import Graph, Literal, Operand, Operator, TensorType
+from autopar.ir.loops import Scan
+from autopar.ir.phases import is_stage_loop
 from autopar.ir.primitives import REGIONS
 from autopar.sharding.factors import Rule
 from autopar.sharding.registry import rule_for
 from autopar.sharding.rules.elementwise import is_number
 
-#: A dim of a value: (name, number of the dim).
+#: A dim of a value: (name, number of the dim). A value of the loop of a stage has the loop's prefix, see `inside`.
 Place: TypeAlias = tuple[str, int]
 #: A dim that is padded, and its size then: (name of the value, number of the dim, size).
 PaddedDim: TypeAlias = tuple[str, int, int]
@@ -39,9 +41,9 @@ class PaddedDims:
     places: tuple[Place, ...]
 
     def representative(self, graph: Graph) -> PaddedDim:
-        """One dim of the class, of ``graph``, with its size."""
-        name, d = self.places[0]
-        return name, d, self.size_of(graph.types[name].shape[d])
+        """One dim of the class, of ``graph``, with its size: the first outside of the loop of a stage, if any is."""
+        name, d = next((place for place in self.places if place[0] in graph.types), self.places[0])
+        return name, d, self.size_of(types_of(graph)[name].shape[d])
 
     def size_of(self, size: int) -> int:
         """Size with padding of a dim of ``size``."""
@@ -61,11 +63,43 @@ class Padding:
     def shapes(self, graph: Graph) -> Mapping[str, tuple[int, ...]]:
         """Shape with its padding of each value that has any."""
         shapes: dict[str, tuple[int, ...]] = {}
+        types = types_of(graph)
         for c in self.classes:
             for name, d in c.places:
-                shape = shapes.get(name, graph.types[name].shape)
+                shape = shapes.get(name, types[name].shape)
                 shapes[name] = (*shape[:d], c.size_of(shape[d]), *shape[d + 1 :])
         return MappingProxyType(shapes)
+
+
+def inside(op: Operator) -> str:
+    """Prefix of the names of values in the loop of a stage."""
+    return f"{op.id}/body/"
+
+
+def types_of(graph: Graph) -> Mapping[str, TensorType]:
+    """Types of the values of a graph, and of those in the loop of a stage."""
+    loops = [op for op in graph.operators if is_stage_loop(op)]
+    inner = {inside(op) + n: t for op in loops for n, t in op.region("body").types.items()}
+    return {**graph.types, **inner} if inner else graph.types
+
+
+def operators_of(graph: Graph) -> Iterator[tuple[str, Graph, Operator]]:
+    """(prefix of its values, its graph, operator) of a graph; for the loop of a stage those of its body."""
+    for op in graph.operators:
+        if is_stage_loop(op):
+            body = op.region("body")
+            yield from ((inside(op), body, o) for o in body.operators)
+        else:
+            yield "", graph, op
+
+
+def enters_whole(graph: Graph, operand: Operand) -> bool:
+    """Whether the loop of a stage takes a value with its padding: state, and what is made of it before the loop.
+
+    Other inputs come with every microbatch, and get their padding inside.
+    """
+    given = next((i for i in graph.inputs if i.name == operand), None)
+    return isinstance(operand, str) and (given is None or given.role in ("parameter", "optimizer"))
 
 
 def splits_by_loops(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule | None:
@@ -90,7 +124,8 @@ def labelled(op: Operator, rule: Rule) -> Iterator[tuple[int, Place]]:
 def classes(graph: Graph) -> tuple[tuple[Place, ...], ...]:
     """Dims of values of a graph that operators split together, by class, in the order of their first ones.
 
-    Bodies of operators are not looked into: what they take and return is in no class by them.
+    Bodies of operators are not looked into, but for the loop of a stage: what others take and return is in no class by
+    them. Values that stages send each other keep their sizes.
     """
     joined = _Classes(graph)
     return tuple(tuple(places) for places in joined.all())
@@ -104,9 +139,9 @@ def candidates(graph: Graph, shards: int, most_waste: float) -> tuple[PaddedDims
         shards: devices.
         most_waste: padding as a share of the size, at most.
     """
-    padded_classes = []
+    padded_classes, by_name = [], types_of(graph)
     for places in classes(graph):
-        types = [graph.types[name] for name, _ in places]
+        types = [by_name[name] for name, _ in places]
         size = math.gcd(*(t.shape[d] for t, (_, d) in zip(types, places, strict=True)))
         padded = padded_size(size, shards, most_waste)
         if padded != size and all(is_number(t.dtype) or t.dtype == "bool" for t in types):
@@ -121,13 +156,18 @@ def named(graph: Graph, dims: Collection[PaddedDim]) -> Padding:
         graph: the step.
         dims: of each class one dim, with its size when padded.
     """
-    padded_classes = []
+    padded_classes, types = [], types_of(graph)
     of_place = {place: places for places in classes(graph) for place in places}
     for name, d, padded in dims:
         places = of_place[name, d]
-        size = math.gcd(*(graph.types[n].shape[i] for n, i in places))
-        padded_classes.append(PaddedDims(size, padded * size // graph.types[name].shape[d], places))
+        size = math.gcd(*(types[n].shape[i] for n, i in places))
+        padded_classes.append(PaddedDims(size, padded * size // types[name].shape[d], places))
     return Padding(tuple(padded_classes))
+
+
+def renamed_dims(dims: Collection[PaddedDim], names: Mapping[str, str]) -> tuple[PaddedDim, ...]:
+    """Dims of values some of which have other names."""
+    return tuple((names.get(name, name), d, size) for name, d, size in dims)
 
 
 def padded_size(size: int, shards: int, most_waste: float) -> int:
@@ -151,11 +191,37 @@ class _Classes:
 
     def __init__(self, graph: Graph) -> None:
         self.parents: dict[Place, Place] = {}
-        for op in graph.operators:
-            rule = splits_by_loops(op, graph.operand_types(op))
+        for prefix, inner, op in operators_of(graph):
+            rule = None if op.primitive == "stage_boundary" else splits_by_loops(op, inner.operand_types(op))
             first: dict[int, Place] = {}
-            for factor, place in () if rule is None else labelled(op, rule):
+            for factor, (name, d) in () if rule is None else labelled(op, rule):
+                place = prefix + name, d
                 self._join(first.setdefault(factor, place), place)
+        for op in graph.operators:
+            if is_stage_loop(op):
+                self._enter(graph, op)
+
+    def _enter(self, graph: Graph, op: Operator) -> None:
+        """Joins what the loop of a stage takes and carries with what that is inside."""
+        scan, prefix = Scan.of(op), inside(op)
+        consts, initial, _ = scan.split(op.operands)
+        inputs = [i.name for i in scan.body.inputs]
+        for operand, name in zip(consts, inputs, strict=False):
+            if enters_whole(graph, operand):
+                self._join_all(scan.body.types[name].rank, str(operand), prefix + name)
+        makers = scan.body.producers
+        for n, operand in enumerate(initial):
+            end = scan.body.outputs[n].operand
+            if isinstance(end, Literal) or isinstance(operand, Literal):
+                continue
+            if end not in makers or makers[end].primitive != "stage_boundary":
+                names = (operand, prefix + inputs[scan.num_consts + n], prefix + end, op.results[n].name)
+                self._join_all(op.results[n].type.rank, *names)
+
+    def _join_all(self, rank: int, *names: str) -> None:
+        for d in range(rank):
+            for name in names:
+                self._join((names[0], d), (name, d))
 
     def all(self) -> list[list[Place]]:
         """The classes in the order of their first dims."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from msgspec import structs
 
@@ -14,7 +14,7 @@ from autopar.lower.pipeline.flow import dataflow_of
 from autopar.lower.pipeline.programs import stage_programs
 from autopar.lower.pipeline.source import TracedStages
 from autopar.lower.pipeline.stage_program import StageProgram
-from autopar.lower.program import sharded
+from autopar.lower.program import sharded, where_memory_is_short
 from autopar.lower.step import Step
 from autopar.microbatch.tokens import analyze_tokens, check_lengths
 from autopar.plan import Plan, PlanContent
@@ -149,10 +149,12 @@ def cut_programs(step: Step, plan: Plan, platform: str = "cpu", *, separate_stat
         decisions = sharded(Plan(part), platform)
         if plan.unproven:
             verify_stage(stage.graph, content, len(sizes), decisions.tables)
-        programs += stage_programs(
+        of_stage = stage_programs(
             stage, decisions, inputs, outputs, split=table.splits_backward, separate_state=separate_state,
             slices=slices,
         )  # fmt: skip
+        options = tuple(where_memory_is_short(part, platform).items())
+        programs += [replace(p, compiler_options=options) for p in of_stage]
         sizes.append(part.stages[0].mesh_shape)
     kinds = _kinds(table)
     wanted = tuple(

@@ -48,10 +48,10 @@ def donated(program: StageProgram, names: Set[str], sizes: Mapping[str, int]) ->
         names: values that are given up.
         sizes: sizes of the mesh axes.
     """
-    free = [_kind(p, sizes) for p in program.results]
+    free = [kind_of(p, sizes) for p in program.results]
     positions = []
     for n, port in enumerate(program.reads):
-        kind = _kind(port, sizes)
+        kind = kind_of(port, sizes)
         alone = sum(p.name == port.name for p in program.reads) == 1
         if port.name in names and alone and kind in free:
             free.remove(kind)
@@ -59,7 +59,7 @@ def donated(program: StageProgram, names: Set[str], sizes: Mapping[str, int]) ->
     return tuple(positions)
 
 
-def _kind(port: Port, sizes: Mapping[str, int]) -> tuple[tuple[int, ...], str, Sequence[object], bool]:
+def kind_of(port: Port, sizes: Mapping[str, int]) -> tuple[tuple[int, ...], str, Sequence[object], bool]:
     """Shape, dtype and partition of the array of a port, and whether it is in host memory."""
     spec = tuple(port.spec)
     while spec and spec[-1] is None:

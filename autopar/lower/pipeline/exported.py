@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -52,6 +53,7 @@ class ExportedProgram(msgspec.Struct, frozen=True):
         results: its results.
         code: what `jax.export` wrote.
         donated: indices of those of ``reads`` whose buffers become results.
+        compiler_options: what XLA is told.
     """
 
     work: Work
@@ -60,6 +62,7 @@ class ExportedProgram(msgspec.Struct, frozen=True):
     results: tuple[PlacedPort, ...]
     code: bytes
     donated: tuple[int, ...] = ()
+    compiler_options: tuple[tuple[str, str], ...] = ()
 
 
 def export_program(
@@ -82,6 +85,7 @@ def export_program(
         tuple(map(placed_port, program.results)),
         bytes(code),
         donated(program, given_up, dict(axes)),
+        program.compiler_options,
     )
 
 
@@ -100,7 +104,8 @@ def prepared(program: StageProgram, axes: Axes) -> tuple[Any, list[Any]]:
         *(jax.ShapeDtypeStruct(p.shape(sizes), jax_dtype(p.type.dtype), sharding=p.sharding(mesh))  # type: ignore[arg-type]
           for p in program.reads),
     ]  # fmt: skip
-    return program.jitted(mesh), given  # type: ignore[arg-type]
+    # What is exported is compiled elsewhere, with the options that it says.
+    return replace(program, compiler_options=()).jitted(mesh), given  # type: ignore[arg-type]
 
 
 def export_maker(
@@ -174,5 +179,5 @@ def compile_program(program: ExportedProgram, mesh: Mesh) -> Callable[..., Seque
     given = [
         jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s) for a, s in zip(exported.in_avals, shardings, strict=True)
     ]
-    compiled: Callable[..., Sequence[Any]] = function.lower(*given).compile()
+    compiled: Callable[..., Sequence[Any]] = function.lower(*given).compile(dict(program.compiler_options))
     return compiled

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 
+from autopar.lower.pipeline.donation import donated as donated_reads
+from autopar.lower.pipeline.donation import kind_of
 from autopar.lower.pipeline.stage_program import StageProgram
 from autopar.plan.pipeline import Lifetime, Reduce
 from autopar.schedule import Dataflow, ValueRef, ValueSpec, Work, WorkSpec
@@ -57,6 +59,7 @@ def dataflow_of(
             tuple(dict.fromkeys(p.name for p in program.reads)),
             tuple(p.name for p in program.writes),
             tuple(p.name for p, _ in program.accumulates),
+            aliases=_aliases(program, sizes[stage]),
         )
     for program in programs:
         stage = program.work.stage
@@ -71,6 +74,18 @@ def dataflow_of(
                     ref=port.ref,
                 )
     return Dataflow(tuple(works[w] for w in sorted(works)), tuple(values.values()))
+
+
+def _aliases(program: StageProgram, sizes: Mapping[str, int]) -> tuple[tuple[str, str], ...]:
+    """Arguments and results that share a buffer where the argument is given up; see `donation.donated`."""
+    at = donated_reads(program, {p.name for p in program.reads}, sizes)
+    free, pairs = list(program.results), []
+    for n in at:
+        port = program.reads[n]
+        result = next(p for p in free if kind_of(p, sizes) == kind_of(port, sizes))
+        free.remove(result)
+        pairs.append((port.name, result.name))
+    return tuple(pairs)
 
 
 def _empty_works(kinds: Mapping[int, Sequence[str]], slices: int) -> dict[Work, WorkSpec]:

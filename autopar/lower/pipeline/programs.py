@@ -23,6 +23,9 @@ from autopar.schedule import ValueRef, Work
 from autopar.schedule.dataflow import RefKind
 from autopar.stages.values import StageValue
 
+#: Kinds of what other programs made of a microbatch, or of its tokens.
+_PASSED_ON = ("activation", "from")
+
 
 def stage_programs(
     stage: StageGraph,
@@ -348,19 +351,24 @@ class _Cutter:
         asked: list[tuple[Operand, Port]] = [*wanted, *((o, p) for o, p, _ in sums)]
         read = {o for op in ops for o in op.reads} | {o for o, _ in asked if isinstance(o, str)}
         taken = {n: p for n, p in ports.items() if n in read and n not in computed}
+        # State comes in the order of what replaces it: a compiler gives buffers to results of their kind in order.
+        replaced = {o.operand: o.updates for o in source.bound.graph.outputs}
+        partners = [str(o) if o in taken else replaced.get(o) for o, _ in asked]
+        taken = {n: taken[n] for n in dict.fromkeys([*(n for n in partners if n in taken), *taken])}
         fixed = {n: v for n, v in source.literals.items() if n in read}
         counted = [source.number] if source.number in read else []
         inputs = [
             *(Input(n, TensorType((), "i32")) for n in counted),
             *(Input(n, v.type) for n, v in fixed.items()),
-            *(Input(n, p.type) for n, p in taken.items()),
+            *(Input(n, p.type, "activation" if p.ref.kind in _PASSED_ON else "other") for n, p in taken.items()),
         ]
         layouts = [
             *(Layout.replicated(0) for _ in counted),
             *(Layout.replicated(0) for _ in fixed),
             *(p.layout for p in taken.values()),
         ]
-        outputs = tuple(Output(o, p.name, p.type) for o, p in asked)
+        written = {o: n for o, n in replaced.items() if source.prefix and n in taken}
+        outputs = tuple(Output(o, p.name, p.type, written.get(o)) for o, p in asked)
         part = BoundGraph(
             Graph(str(work), tuple(inputs), tuple(ops), outputs), source.bound.bounds, source.bound.constants
         )

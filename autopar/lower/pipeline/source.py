@@ -9,18 +9,22 @@ from typing import TypeVar, overload
 
 from msgspec import structs
 
+from autopar.errors import InfeasiblePlanError
 from autopar.ir import Graph
 from autopar.ir.phases import is_stage_loop
 from autopar.ir.verify import verify
 from autopar.lower.blockwise import blockwise_bound
 from autopar.lower.microbatch.parts import BackwardRecomputation
-from autopar.lower.pipeline.stage_graph import StageGraph, stage_graph, with_body
+from autopar.lower.padded import run_padded
+from autopar.lower.pipeline.stage_graph import StageGraph, rewritten, stage_graph, with_body
+from autopar.lower.pipeline.updated import UpdatedParts, updated_parts, with_state, with_update
 from autopar.lower.segments import run_in_segments
 from autopar.lower.step import Step
 from autopar.microbatch import Microbatching, analyze, analyze_with_barrier
 from autopar.plan import StepForm
 from autopar.recompute import Phases
 from autopar.search.source import Sliced
+from autopar.sharding.padding import renamed_dims
 from autopar.solver.meter import Meter, Work
 from autopar.stages import StageMap, StageParts, assign, stage_parts
 from autopar.stages.kinds import KindTable, StageKind, first_of_kind
@@ -142,6 +146,10 @@ class TracedStages:
         """The graph of one stage in a form."""
         return self._planned(self._cut(form.microbatches, members), stage, form)[0]
 
+    def updates_in_backward(self, count: int, members: Sequence[Sequence[str]], stage: int) -> bool:
+        """Whether the backward loop of a stage may update its layers."""
+        return self._updated(self._cut(count, members), stage) is not None
+
     def stage_graph(self, members: Sequence[Sequence[str]], stage: int, form: StepForm) -> StageGraph:
         """A stage in a form with what running it needs."""
         return self._stage(self._cut(form.microbatches, members), stage, form)
@@ -175,7 +183,10 @@ class TracedStages:
         at = {id: n for n, id in enumerate(kind.operators)}
         # An operator of the forward pass that joins terms of several stages runs after the loop, and not again.
         layers = tuple(tuple(at[id] for id in layer if id in at) for layer in cut.layers(stage, form))
-        key = (kind.key, structs.replace(form.of_graph, layer_ends=None), layers)
+        # Inputs by their numbers, for other stages of the kind have other names.
+        numbers = {str(v): str(n) for n, v in enumerate(cut.parts[stage].graph_inputs)}
+        unnamed = structs.replace(form.of_graph, layer_ends=None, padded=renamed_dims(form.padded, numbers))
+        key = (kind.key, unnamed, layers)
         if key not in self.traced:
             digest = hashlib.sha256(repr(key).encode()).hexdigest()[:24]
             self.traced[key] = self._stage(cut, stage, form), kind, digest
@@ -185,18 +196,40 @@ class TracedStages:
             return source.graph, _origins(source)
         return _renamed(source, old, kind, name, self.step.graph), _renamed_origins(source, old, kind)
 
+    def _updated(self, cut: _Cut, stage: int) -> UpdatedParts | None:
+        """Parts of a stage whose backward loop updates its layers; None where it may not."""
+        if self.without_flush:
+            return None
+        return updated_parts(self.step.graph, cut.map.microbatching, cut.parts[stage])
+
     def _stage(self, cut: _Cut, stage: int, form: StepForm) -> StageGraph:
-        parts = cut.parts[stage]
-        recomputed = None
+        parts, microbatching, recomputed = cut.parts[stage], cut.map.microbatching, None
         if form.remat != "none":
             recomputed = BackwardRecomputation(
                 Phases.of(self.step.graph, parts.body, parts.backward), cut.layers(stage, form), form.remat
             )
-        traced_stage = stage_graph(self.step, cut.map.microbatching, parts, recomputed)
+        if form.backward_update:
+            updated = self._updated(cut, stage)
+            if updated is None:
+                raise InfeasiblePlanError(
+                    f"stage {parts.stage} cannot take the form {' '.join(form.words)}",
+                    cause="microbatches, or other stages, have a part in the gradients of its layers",
+                    remedy="plan again: the function, or what is applied before, changed it",
+                )
+            parts, microbatching = updated.parts, updated.microbatching
+        traced_stage = stage_graph(self.step, microbatching, parts, recomputed)
+        if form.backward_update:
+            traced_stage = with_update(traced_stage)
+        if form.padded:
+            traced_stage = rewritten(
+                traced_stage, lambda bound, env, recorder: run_padded(bound, form.padded, env, recorder)
+            )
         if form.segment_layers:
             traced_stage = with_body(
                 traced_stage, lambda body, env, recorder: run_in_segments(body, form.segment_layers, env, recorder)
             )
+        if form.backward_update:
+            traced_stage = with_state(traced_stage)
         traced_stage = replace(traced_stage, program=blockwise_bound(traced_stage.program, self.block_scores))
         verify(traced_stage.graph)
         return traced_stage

@@ -124,21 +124,34 @@ def stage_graph(
     )
 
 
-#: Every value of a body that its outputs name, from its graph, the values of its inputs, and a recorder.
-RunBody: TypeAlias = Callable[[BoundGraph, dict[str, Any], Recorder], Mapping[str, Any]]
+#: Every value of a graph that its outputs name, from the graph, the values of its inputs, and a recorder.
+RunGraph: TypeAlias = Callable[[BoundGraph, dict[str, Any], Recorder], Mapping[str, Any]]
 
 
-def with_body(stage: StageGraph, run: RunBody) -> StageGraph:
+def rewritten(stage: StageGraph, run: RunGraph) -> StageGraph:
+    """A stage that computes the same in another way.
+
+    Args:
+        stage: the stage.
+        run: runs it, under the marks of the recorder.
+    """
+    bound = stage.program
+    shapes = [jax.ShapeDtypeStruct(i.type.shape, jax_dtype(i.type.dtype)) for i in stage.graph.inputs]
+    new = retraced_bound(bound, shapes, lambda env, recorder: run(bound, env, recorder))
+    return replace(stage, program=_of_step(new, bound))
+
+
+def with_body(stage: StageGraph, run: RunGraph) -> StageGraph:
     """A stage whose loop over microbatches has another body with the same values; ``stage`` itself without a loop.
 
     Args:
         stage: the stage.
         run: runs the new body, under the marks of the recorder.
     """
-    bound, op = stage.program, next(filter(is_stage_loop, stage.graph.operators), None)
+    op = next(filter(is_stage_loop, stage.graph.operators), None)
     if op is None:
         return stage
-    body, scan = bound.bounds[op.id].regions["body"], Scan.of(op)
+    body, scan = stage.program.bounds[op.id].regions["body"], Scan.of(op)
     names = [i.name for i in body.graph.inputs]
 
     def loop(env: Mapping[str, Any], recorder: Recorder) -> Sequence[Any]:
@@ -153,20 +166,21 @@ def with_body(stage: StageGraph, run: RunBody) -> StageGraph:
             carry, stacks = lax.scan(trip, initial, rows, length=scan.length, reverse=bool(op.attr("reverse")))
         return [*carry, *stacks]
 
-    def step(env: dict[str, Any], recorder: Recorder) -> dict[str, Any]:
-        for o in stage.graph.operators:
+    def step(bound: BoundGraph, env: dict[str, Any], recorder: Recorder) -> dict[str, Any]:
+        for o in bound.graph.operators:
             if o.id == op.id:
                 env.update(zip((v.name for v in op.results), loop(env, recorder), strict=True))
             else:
                 env = run_whole(replace(bound, graph=replace(bound.graph, operators=(o,))), env, recorder)
         return env
 
-    shapes = [jax.ShapeDtypeStruct(i.type.shape, jax_dtype(i.type.dtype)) for i in stage.graph.inputs]
-    return replace(stage, program=_of_step(retraced_bound(bound, shapes, step), bound))
+    return rewritten(stage, step)
 
 
 def _of_step(new: BoundGraph, old: BoundGraph) -> BoundGraph:
     """The graph of a stage that was traced again, whose origins are operators of the step, as those of ``old`` are."""
+    if not any(map(is_stage_loop, old.graph.operators)):
+        return replace(new, origins=_joined(new.origins, old.origins))
     (op,), (before,) = (filter(is_stage_loop, bound.graph.operators) for bound in (new, old))
     bound, body = new.bounds[op.id], new.bounds[op.id].regions["body"]
     inside = old.bounds[before.id].regions["body"].origins

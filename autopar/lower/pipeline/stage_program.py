@@ -27,6 +27,7 @@ class StageProgram:
         accumulates: further results: what this microbatch contributes, with how contributions are joined.
         on_device: (number of the microbatch, local pieces of ``reads``, which piece the device's is) -> local pieces of
             the results.
+        compiler_options: what XLA is told.
     """
 
     work: Work
@@ -34,6 +35,7 @@ class StageProgram:
     writes: tuple[Port, ...]
     accumulates: tuple[tuple[Port, str], ...]
     on_device: Callable[[Any, Sequence[Any], AxisIndex], list[Any]]
+    compiler_options: tuple[tuple[str, str], ...] = ()
 
     @property
     def results(self) -> tuple[Port, ...]:
@@ -69,6 +71,7 @@ class StageProgram:
             ),
             out_shardings=tuple(p.sharding(mesh) for p in self.results),
             donate_argnums=tuple(n + 1 for n in donated),
+            compiler_options=dict(self.compiler_options) or None,
         )
 
 

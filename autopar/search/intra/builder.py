@@ -55,7 +55,9 @@ class Builder:
         self.workspaces: list[UsageDraft] = []
         self.notes: dict[str, None] = dict.fromkeys(offered.notes)
         self.offered = offered
-        self.donated = donated
+        self.donated = set(donated)
+        #: Prefixes of names in the loops of stages.
+        self.stage_bodies: set[str] = set()
         self.broken: list[str] = []
         self.time = 0
         self.phase = "update"

@@ -114,7 +114,7 @@ def connect(b: Builder, value: ValueDraft) -> None:
     if value.source:
         _connect_input(b, value, outside)
         return
-    in_slices = value.trips > 1 or (value.alias and value.hosted)
+    in_slices = value.trips > 1 or (value.alias and (value.hosted or any(u.as_made for u, _ in outside)))
     if len({u.node for u, _ in outside}) < 2 or value.made_there or in_slices:
         _take_all(b, value, outside)
         return

@@ -69,7 +69,7 @@ def usages(
                 usages += _made(v, v.key in returned, by_value[v.key], sized, stop, until)
             continue
         if v.alias:  # what it is another name of is counted, but not what readers make of it
-            usages += [] if v.hosted else _operands(v, [u for u in v.uses if u.node != v.node], sized)
+            usages += [] if v.hosted else _operands(v, [u for u in v.uses if u.node != v.node and not u.as_made], sized)
             continue
         if problem.subproblem.extra_in_flight and is_in_flight(v, loops):
             each = sized.of(v.type, v.layouts)

@@ -20,11 +20,12 @@ import numpy as np
 from autopar.ir import Graph, Layout, Operand, Operator, TensorType
 from autopar.ir.in_place import replaced_in_place
 from autopar.ir.loops import Scan, While, runs_inside
-from autopar.ir.phases import phase_of
+from autopar.ir.phases import is_stage_loop, phase_of
 from autopar.ir.segments import sliced_inside
 from autopar.search.intra.builder import Builder, is_summable
 from autopar.search.intra.draft import RegionSite
 from autopar.search.intra.slices import add_slices_on_the_way
+from autopar.search.intra.stage_loops import state_replaced
 
 Port = tuple[int, tuple[Layout, ...]]
 
@@ -92,9 +93,15 @@ class _Region:
         if source is not None and source.node is not None:
             there = not self.prefix and source.key in b.offered.nested
             b.use(source.key, node, outer, self.weight, self.id, stacked=stacked, there=there)
-            if in_place:  # it must lie in the layout that is taken
+            if in_place or (stacked and source.alias and self.prefix in b.stage_bodies):
+                # Where it is written it lies as it is taken; what a stage's loop takes is laid out before the loop.
                 source.uses[-1] = replace(source.uses[-1], as_made=(True,) * len(outer))
         return node, outer
+
+    def as_it_lies(self, operand: Operand) -> Port | None:
+        """The node and layouts of a value that lies on the device in any case; None for all others."""
+        source = self.b.values[self.prefix + operand] if isinstance(operand, str) else None
+        return None if source is None or source.node is None or source.hosted else (source.node, source.layouts)
 
     def arriving(self, operand: Operand) -> Port | None:
         """The node and layouts of an operand that comes placed as the region takes it; None for all others."""
@@ -145,11 +152,19 @@ def scan(b: Builder, walk: WalkGraph, graph: Graph, op: Operator, prefix: str, w
     body, consts, carries = loop.body, loop.num_consts, loop.num_carry
     begin, inner = b.time, f"{prefix}{op.id}/body/"
     region = _Region(b, op, prefix, weight, runs_inside(op, weight))
-    in_place = {} if prefix else {i: j for i, j in replaced_in_place(graph, op).items() if _is_free(b, op.operands[i])}
+    in_place = {i: j for i, j in replaced_in_place(graph, op).items() if region.as_it_lies(op.operands[i])}
+    kept = state_replaced(op)
+    if is_stage_loop(op):
+        b.stage_bodies.add(inner)
     replaces, in_rows = {j: i for i, j in in_place.items()}, sliced_inside(op)
     for i, (operand, entry) in enumerate(zip(op.operands, body.inputs, strict=True)):
         carried = consts <= i < loop.num_whole and is_summable(entry.type)
         layouts = region.arriving(operand) if i < consts else None
+        if i in kept.values():  # the update in the loop writes it where it lies
+            layouts = region.as_it_lies(operand)
+            b.donated |= {inner + entry.name} if operand in b.donated else set()
+        elif i in kept:
+            layouts = region.operands[kept[i]]
         if i in in_rows:
             layouts = region.in_rows(operand, inner + entry.name, entry.type)
         layouts = layouts or b.free_layouts(inner + entry.name, entry.type, partial=carried)
@@ -182,23 +197,20 @@ def scan(b: Builder, walk: WalkGraph, graph: Graph, op: Operator, prefix: str, w
             outer = tuple(k.stack() for k in kinds)
         region.leave(body, j, inner, (node, kinds), region.inner_weight)
         rows = consts + j in in_rows and j < carries
+        written = j in replaces and prefix + str(op.operands[replaces[j]]) in b.donated
+        written |= j < carries and str(op.operands[kept.get(consts + j, 0)]) in b.donated and consts + j in kept
         value = b.value(
             prefix + result.name, result.type, node, outer, weight, hosted=hosted, trips=trips, replaced=trips > 1,
-            alias=rows and bool(prefix), in_rows=rows,
+            alias=(rows or written) and bool(prefix), in_rows=rows,
         )  # fmt: skip
-        written = j in replaces and op.operands[replaces[j]] in b.donated
-        value.time = b.time if written else begin  # until then what it replaces is counted
-        if "backward" in passes and j < carries:
+        # Until then what it replaces is counted, or what the only microbatch makes.
+        alone = is_stage_loop(op) and loop.length == 1 and j < carries
+        value.time = b.time if written or alone else begin
+        if "backward" in passes and j < carries and consts + j not in kept:
             value.phase = "backward"  # sums of gradients
         region.results.append((node, outer))
     region.record()
     add_slices_on_the_way(b, graph, op, prefix, begin)
-
-
-def _is_free(b: Builder, operand: Operand) -> bool:
-    """Whether an operand lies on the device in any case."""
-    value = b.values[operand] if isinstance(operand, str) else None
-    return value is not None and value.node is not None and not value.hosted
 
 
 def while_loop(b: Builder, walk: WalkGraph, graph: Graph, op: Operator, prefix: str, weight: float) -> None:

@@ -21,8 +21,26 @@ def loops(graph: Graph) -> list[Operator]:
 
 
 def carried(graph: Graph) -> list[Value]:
-    """Values that these loops carry from one microbatch to the next: accumulated gradients, losses."""
-    return [v for loop in loops(graph) for v in loop.results[: Scan.of(loop).num_carry]]
+    """Values that these loops carry from one microbatch to the next: accumulated gradients, losses.
+
+    New state is not among them: it lies where the old did.
+    """
+    return [
+        v
+        for loop in loops(graph)
+        for j, v in enumerate(loop.results[: Scan.of(loop).num_carry])
+        if Scan.of(loop).num_consts + j not in state_replaced(loop)
+    ]
+
+
+def state_replaced(op: Operator) -> Mapping[int, int]:
+    """Carries of the loop of a stage that replace state: by number of the operand that of the state, a constant."""
+    if not is_stage_loop(op):
+        return {}
+    scan = Scan.of(op)
+    constants = {i.name: n for n, i in enumerate(scan.body.inputs[: scan.num_consts])}
+    ends = (o.updates for o in scan.body.outputs[: scan.num_carry])
+    return {n: constants[name] for n, name in enumerate(ends, scan.num_consts) if name in constants}
 
 
 @dataclass(frozen=True)

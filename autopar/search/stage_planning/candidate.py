@@ -69,7 +69,12 @@ def plan_candidate(
     sliced = source.slice(candidate.count, candidate.members)
     check_ends(problem.graph, sliced, table)
     shared = StagePlanner(
-        step.intra, candidate.meshes, step.pool, {} if cache is None else cache, any_that_fits=candidate.shares_plans
+        step.intra,
+        candidate.meshes,
+        step.pool,
+        {} if cache is None else cache,
+        any_that_fits=candidate.shares_plans,
+        looks=candidate.shares_plans,
     )
     pipeline = ScheduledStages(problem, source, sliced, candidate.members, candidate.layers, table)
     parts = _planned_stages(pipeline, candidate, shared, busy or BusyStages(), cutoff_s)

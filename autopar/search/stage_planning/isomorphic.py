@@ -40,7 +40,7 @@ class IsomorphicStages:
         other, content = self.planned[key]
         form = content.stages[0].form
         old, _ = graph_in_form(pipeline, other, form)
-        new, form = graph_in_form(pipeline, stage, form)
+        new, form = graph_in_form(pipeline, stage, pipeline.named(form, other, stage))
         content = renamed_content(content, old, new).in_form(form)
         begin, size = self.placements[stage]
         limit = pipeline.problem.job.memory_limit_bytes or pipeline.problem.cluster.part(begin, size).memory_bytes

@@ -56,6 +56,7 @@ class StagePlanner:
         submitted: stages whose plans are submitted to the pool.
         slower: by what they are of, stages that take longer than a plan at hand.
         any_that_fits: whether the plan of an isomorphic stage is taken where it fits, though another might be faster.
+        looks: whether plans are looks, which pad nothing.
     """
 
     intra: Callable[[Problem], Plan | Bounded]
@@ -65,6 +66,7 @@ class StagePlanner:
     submitted: list[tuple[Problem, Future[Plan | Bounded]]] = field(default_factory=list)
     slower: dict[tuple[object, ...], list[_Slower]] = field(default_factory=dict)
     any_that_fits: bool = False
+    looks: bool = False
 
     def submit(self, stage_problem: Problem) -> None:
         """Submits a stage to the pool, as it will be asked for."""
@@ -171,8 +173,7 @@ def renamed_content(content: PlanContent, old: Graph, new: Graph) -> PlanContent
         return names.get(name, name)
 
     def note_of(note: str) -> str:
-        first, space, rest = note.partition(" ")
-        return f"{names.get(first, first)}{space}{rest}"
+        return " ".join(map(name_of, note.split(" ")))
 
     stages = tuple(
         msgspec.structs.replace(

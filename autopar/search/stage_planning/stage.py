@@ -6,7 +6,7 @@ import contextlib
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from msgspec import structs
 
@@ -19,17 +19,20 @@ from autopar.schedule.offload import IN_TRANSFER
 from autopar.search.enumeration.search_space import is_small
 from autopar.search.intra.host import share_bytes
 from autopar.search.outcome import Bounded
+from autopar.search.padding import padding_notes, stage_paddings
 from autopar.search.segments import stage_segments
 from autopar.search.stage_planning.memory import stage_bytes
 from autopar.search.stage_planning.recomputed import cost_of_limit_s, recomputed_s
 from autopar.search.stage_planning.shared import StagePlanner, renamed_content
 from autopar.search.stage_planning.stage_problem import (
     ScheduledStages,
+    graph_in_form,
     in_flight,
     levels_of,
     stage_problem,
 )
 from autopar.search.trials import Trials
+from autopar.sharding.padding import PaddedDim
 
 
 def plan_stage(
@@ -140,64 +143,29 @@ def _on_mesh(
     cutoff_s: float,
 ) -> PlanContent | Bounded:
     """`plan_stage` on the logical mesh of a shape, or on all of them."""
-    part, levels = pipeline.problem.cluster.part(*placement), levels_of(pipeline.problem)
-    count = pipeline.table.num_microbatches
-    negligible = pipeline.problem.policy.stages.negligible_cost
-
-    of_first: list[PlanContent] = []
-    fitting: list[_PlannedForm] = []
+    part = pipeline.problem.cluster.part(*placement)
 
     def attempt(form: StepForm, cutoff_s: float, explain: bool) -> _PlannedForm | Bounded:
         at_level = _at_level(pipeline, stage, placement, form, shape, shared, cutoff_s)
         if isinstance(at_level, Bounded):
             return at_level
         content, free = at_level
-        if form == first:
-            of_first.append(content)
         seconds = seconds_with_moves(content, pipeline.problem.cost_model.on(part))
-        fitting.append(_PlannedForm(form, content, seconds, free))
-        return fitting[-1]
+        forms.fitting.append(_PlannedForm(form, content, seconds, free))
+        return forms.fitting[-1]
 
-    trials = Trials(attempt)
-    first, *more = (StepForm(count, level) for level in levels)
-    away = may_offload_activations(pipeline, stage)
-    offloaded = [StepForm(count, level, activations_offloaded=True) for level in levels] if away else []
-
-    updated = [structs.replace(f, host_update=True) for f in (first, *more, *offloaded)] * may_update_on_hosts(pipeline)
-
-    def may_pay(form: StepForm) -> bool:
-        if not of_first or first.remat != "none" or is_small(pipeline.problem):
-            return True
-        again_s, unlimited_s = recomputed_s(pipeline, stage, part, form.remat), of_first[0].search.unlimited_s or 0.0
-        # What hides behind computation is in a sum, and not in a step.
-        most_s = pipeline.problem.policy.partition.near_best * cutoff_s
-        return again_s < cost_of_limit_s(of_first[0]) and unlimited_s + again_s < most_s
-
-    def forms() -> Iterator[StepForm]:
-        yield first
-        if trials.bounded is not None:  # all others do more work
-            return
-        # After the host, the smallest: where it does not fit, nothing does that stays on the device.
-        tried = [first, *offloaded, *filter(may_pay, more[-1:])]
-        yield from tried[1:]
-        if len(trials.failures) < len(tried):
-            yield from filter(may_pay, reversed(more[:-1]))
-        yield from updated
-        if not fitting or _is_short(pipeline, min(fitting, key=lambda planned: planned.seconds).content):
-            lengths = stage_segments(pipeline.problem, pipeline.sliced.graphs[stage])
-            yield from (structs.replace(first, segment_layers=k) for k in lengths)
-            if not fitting:
-                yield from (structs.replace(first, remat=levels[-1], segment_layers=k) for k in lengths[:1])
-
-    def ends(planned: _PlannedForm) -> bool:
-        return planned.form == first and (planned.free or limit_is_negligible(planned.content, negligible))
-
-    plans = trials.run(forms(), cutoff_s=cutoff_s, seconds=lambda planned: planned.seconds, ends=ends)
+    forms = _Forms(pipeline, stage, placement, cutoff_s, Trials(attempt))
+    trials = forms.trials
+    plans = trials.run(forms, cutoff_s=cutoff_s, seconds=_seconds, ends=forms.ends)
     if not plans:
         if trials.bounded is not None:
             return trials.bounded
         raise [*trials.impossible.values(), *trials.failures.values()][-1]
-    return min(plans, key=lambda planned: planned.seconds).content
+    best = min(plans, key=_seconds)
+    for dims in [] if shared.looks else _paddings(pipeline, stage, placement, best):
+        plans = trials.run([structs.replace(best.form, padded=dims)], cutoff_s=best.seconds, seconds=_seconds)
+        best = min((best, *plans), key=_seconds)
+    return best.content
 
 
 @dataclass(frozen=True)
@@ -208,6 +176,89 @@ class _PlannedForm:
     content: PlanContent
     seconds: float
     free: bool
+
+
+def _seconds(planned: _PlannedForm) -> float:
+    return planned.seconds
+
+
+@dataclass
+class _Forms:
+    """The forms of a stage, in the order in which they are tried; which come depends on the plans of those before.
+
+    Args:
+        pipeline, stage, placement, cutoff_s: as of `plan_stage`.
+        trials: plans them.
+        fitting: plans so far.
+    """
+
+    pipeline: ScheduledStages
+    stage: int
+    placement: tuple[int, int]
+    cutoff_s: float
+    trials: Trials[StepForm, _PlannedForm]
+    fitting: list[_PlannedForm] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        count = self.pipeline.table.num_microbatches
+        self.first, *self.more = (StepForm(count, level) for level in levels_of(self.pipeline.problem))
+        #: `first` with updates in the backward loop, where they may be.
+        self.updated: list[StepForm] = []
+
+    def __iter__(self) -> Iterator[StepForm]:
+        pipeline, first, more = self.pipeline, self.first, self.more
+        yield first
+        if self.trials.bounded is not None:  # all others do more work
+            return
+        if _may_update_in_backward(pipeline, self.stage):
+            self.updated = [structs.replace(first, backward_update=True)]
+            yield from self.updated
+        offloaded = [structs.replace(f, activations_offloaded=True) for f in (first, *more)]
+        offloaded *= may_offload_activations(pipeline, self.stage)
+        # After the host, the smallest: where it does not fit, nothing does that stays on the device.
+        tried = [first, *offloaded, *filter(self._may_pay, more[-1:])]
+        yield from tried[1:]
+        if not self.trials.failures.keys() >= set(tried):
+            yield from filter(self._may_pay, reversed(more[:-1]))
+        if may_update_on_hosts(pipeline):
+            yield from (structs.replace(f, host_update=True) for f in (first, *more, *offloaded))
+        if not self.fitting:
+            yield from (structs.replace(f, remat=level.remat) for f in self.updated for level in more)
+        if not self.fitting or _is_short(pipeline, min(self.fitting, key=_seconds).content):
+            yield from self._segmented()
+
+    def _segmented(self) -> Iterator[StepForm]:
+        short = (*self.updated, self.first)[0]
+        lengths = stage_segments(self.pipeline.problem, self.pipeline.sliced.graphs[self.stage])
+        yield from (structs.replace(short, segment_layers=k) for k in lengths)
+        if not self.fitting and self.more:
+            yield from (structs.replace(short, remat=self.more[-1].remat, segment_layers=k) for k in lengths[:1])
+
+    def ends(self, planned: _PlannedForm) -> bool:
+        """Whether no form is tried after a plan."""
+        negligible = self.pipeline.problem.policy.stages.negligible_cost
+        quick = planned.form in (self.first, *self.updated)
+        return quick and (planned.free or limit_is_negligible(planned.content, negligible))
+
+    def _may_pay(self, form: StepForm) -> bool:
+        """Whether recomputation may cost less than the memory limit."""
+        pipeline, content = self.pipeline, next((p.content for p in self.fitting if p.form == self.first), None)
+        if content is None or self.first.remat != "none" or is_small(pipeline.problem):
+            return True
+        part = pipeline.problem.cluster.part(*self.placement)
+        again_s, unlimited_s = recomputed_s(pipeline, self.stage, part, form.remat), content.search.unlimited_s or 0.0
+        # What hides behind computation is in a sum, and not in a step.
+        most_s = pipeline.problem.policy.partition.near_best * self.cutoff_s
+        return again_s < cost_of_limit_s(content) and unlimited_s + again_s < most_s
+
+
+def _paddings(
+    pipeline: ScheduledStages, stage: int, placement: tuple[int, int], planned: _PlannedForm
+) -> list[tuple[PaddedDim, ...]]:
+    """Ways to pad a stage that is planned without padding; dims are named as without segments, which come after it."""
+    graph, _ = graph_in_form(pipeline, stage, structs.replace(planned.form, segment_layers=0))
+    part = pipeline.problem.cluster.part(*placement)
+    return stage_paddings(replace(pipeline.problem, graph=graph, cluster=part), planned.content.stages[0])
 
 
 def _is_short(pipeline: ScheduledStages, content: PlanContent) -> bool:
@@ -232,6 +283,14 @@ def may_update_on_hosts(pipeline: ScheduledStages) -> bool:
     """Whether the planner may have hosts update the state of stages, by price."""
     problem = pipeline.problem
     return problem.job.offload == "auto" and all(g.host_bandwidth is not None for g in problem.cluster.groups)
+
+
+def _may_update_in_backward(pipeline: ScheduledStages, stage: int) -> bool:
+    """Whether the backward loop over the layers of a stage may update them: not with hosts, nor in slices of tokens."""
+    problem, count = pipeline.problem, pipeline.table.num_microbatches
+    if count > 1 or problem.job.offload != "none" or problem.request.token_slices is not None:
+        return False
+    return pipeline.source.updates_in_backward(count, pipeline.members, stage)
 
 
 def may_offload_activations(pipeline: ScheduledStages, stage: int) -> bool:
@@ -266,6 +325,7 @@ def _at_level(
     """The plan in a form, and whether the limit had no part in it; it need not be found if it takes ``cutoff_s``."""
     of_stage = stage_problem(pipeline, stage, placement, form, shape, cutoff_s)
     job, extra = of_stage.problem.job, of_stage.problem.subproblem.extra_in_flight
+    unpadded = structs.replace(form, padded=(), segment_layers=0)
 
     def planned(limit_bytes: int) -> tuple[PlanContent, int] | Bounded:
         """The plan within a limit, and the bytes that the stage needs by it in all."""
@@ -275,7 +335,8 @@ def _at_level(
             return content
         if of_stage.graph is not within.graph:
             content = renamed_content(content, within.graph, of_stage.graph)
-        content = content.in_form(of_stage.form)
+        notes = padding_notes(graph_in_form(pipeline, stage, unpadded)[0], form.padded) if form.padded else ()
+        content = content.in_form(of_stage.form, notes)
         if form.activations_offloaded:
             _check_host(content, of_stage.problem.cluster, of_stage.extra_in_flight)
         return content, stage_bytes(content, pipeline.sliced, pipeline.table, stage)

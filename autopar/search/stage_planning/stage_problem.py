@@ -20,6 +20,7 @@ from autopar.search.constraints import Constraint
 from autopar.search.problem import Problem
 from autopar.search.source import Sliced, StageSource
 from autopar.search.stage_planning.memory import received_bytes
+from autopar.sharding.padding import renamed_dims
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,13 @@ class ScheduledStages:
         operators = set(self.members[stage])
         layers = [tuple(id for id in layer if id in operators) for layer in self.layers]
         return tuple(layer for layer in layers if layer) or (self.members[stage],)
+
+    def named(self, form: StepForm, stage: int, other: int) -> StepForm:
+        """A form of a stage by the names that values have in another one, which is like it."""
+        if not form.padded or stage == other:
+            return form
+        inputs = zip(self.sliced.graphs[stage].inputs, self.sliced.graphs[other].inputs, strict=True)
+        return structs.replace(form, padded=renamed_dims(form.padded, {i.name: j.name for i, j in inputs}))
 
     def of_stage(self, stage: int, form: StepForm) -> StepForm:
         """A form with the ends of the layers of a stage, where something is recomputed."""
@@ -126,7 +134,8 @@ def stage_problem(
     """A stage in a form as a problem. InfeasiblePlanError where what others send it fills its devices."""
     problem, table = pipeline.problem, pipeline.table
     part, of_stage = problem.cluster.part(*placement), _stage_graph(pipeline, stage, form)
-    like = _stage_graph(pipeline, pipeline.first(stage), form)
+    first = pipeline.first(stage)
+    like = _stage_graph(pipeline, first, pipeline.named(form, stage, first))
     planned = like if like.kind == of_stage.kind else of_stage
     extra, others = pipeline.in_flight(stage) - 1, pipeline.other_stages(stage)
     received = extra * received_bytes(pipeline.sliced, stage, placement[1])
@@ -206,13 +215,14 @@ class _StageGraph:
 def _stage_graph(pipeline: ScheduledStages, stage: int, form: StepForm) -> _StageGraph:
     form = pipeline.of_stage(stage, form)
     graph = pipeline.sliced.graphs[stage]
-    if form.recomputes:
+    if form.changes_stage:
         graph = pipeline.source.in_form(pipeline.members, stage, form)
     at = {id: n for n, id in enumerate(pipeline.members[stage])}
     layers = tuple(tuple(at[id] for id in layer) for layer in pipeline.layers_of(stage))
     constraints = pipeline.sliced.constraints(stage, pipeline.problem.job.constraints)
-    unnamed = structs.replace(form.of_graph, layer_ends=None)
-    kind = (pipeline.first(stage), unnamed, layers, _asked_of(graph, constraints))
+    first = pipeline.first(stage)
+    unnamed = structs.replace(pipeline.named(form, stage, first).of_graph, layer_ends=None)
+    kind = (first, unnamed, layers, _asked_of(graph, constraints))
     return _StageGraph(stage, graph, constraints, kind, form)
 
 

@@ -18,6 +18,7 @@ def build(
     seq: int = 6,
     batch: int = 16,
     dtype: str = "float64",
+    tied: bool = True,
 ) -> tuple[Any, tuple[Any, Any]]:
     """The step and its arguments.
 
@@ -29,6 +30,7 @@ def build(
         seq: words of a sentence.
         batch: sentences.
         dtype: of all numbers.
+        tied: whether words of both sides and of the output are one matrix.
     """
     draw = np.random.default_rng(5)
 
@@ -44,6 +46,8 @@ def build(
         "encoder": [block("s") for _ in range(layers)],
         "decoder": [block("sc") for _ in range(layers)],
     }
+    if not tied:
+        params |= {"target": matrix(vocab, hidden), "output": matrix(vocab, hidden)}
     text = {n: jnp.asarray(draw.integers(0, vocab, (batch, seq)), jnp.int32) for n in ("source", "target", "labels")}
     return step, ({"params": params, "momentum": jax.tree.map(jnp.zeros_like, params)}, text)
 
@@ -61,13 +65,13 @@ def _widened(w: Any, x: Any) -> Any:
 
 
 def loss_of(params: Any, text: Any) -> Any:
-    """Mean cross entropy; words of both sides and of the output are one matrix."""
-    x, y = params["words"][text["source"]], params["words"][text["target"]]
+    """Mean cross entropy; words of both sides and of the output are one matrix unless there are others."""
+    x, y = params["words"][text["source"]], params.get("target", params["words"])[text["target"]]
     for w in params["encoder"]:
         x = _widened(w, _attended(w["s"], x, x, causal=False))
     for w in params["decoder"]:
         y = _widened(w, _attended(w["c"], _attended(w["s"], y, y, causal=True), x, causal=False))
-    logits = y @ params["words"].T
+    logits = y @ params.get("output", params["words"]).T
     picked = jnp.sum(jax.nn.one_hot(text["labels"], logits.shape[-1], dtype=logits.dtype) * logits, -1)
     return (jax.nn.logsumexp(logits, -1) - picked).mean()
 

@@ -23,7 +23,9 @@ WORST = 1e-10
 WITHOUT_FLUSH = ("2bw", "pipedream")
 TWO_STAGES_A_WORKER = ("interleaved", "zb-v")
 #: Without a flush no update reads values of other stages: no tied tables, no clipping by a norm of all gradients.
-APART: Mapping[str, Any] = MappingProxyType({"tied": False, "clip": None})
+APART: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {"gpt": {"tied": False, "clip": None}, "llama": {}, "encoder_decoder": {"tied": False}}
+)
 #: Batches that eight microbatches on two devices cut evenly, and layers for each stage.
 SIZES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
@@ -56,7 +58,7 @@ def is_possible(row: Row) -> bool:
     dp = DEVICES // row["workers"] // (2 if row["mesh"] == "dp x tp" else 1)
     if 16 // row["microbatches"] % dp or (row["workers"] == 4 and row["mesh"] == "dp x tp" and dp > 1):
         return False
-    return not (unflushed and (row["donate"] or row["recompute"] == "full"))
+    return not (unflushed and (row["donate"] or row["recompute"] == "full" or row["model"] not in APART))
 
 
 def pairs_of(row: Row) -> frozenset[tuple[str, Any, str, Any]]:
@@ -100,7 +102,7 @@ def program_of(row: Row) -> tuple[str, dict[str, Any]]:
     options: dict[str, Any] = {"example": row["model"], "sizes": dict(SIZES[row["model"]])}
     case = case_of(row)
     if row["schedule"] in WITHOUT_FLUSH:
-        options["sizes"] |= APART if row["model"] == "gpt" else {}
+        options["sizes"] |= APART[row["model"]]
         return "without_flush", {**options, **case}
     return "train", {**options, "cases": [case]}
 

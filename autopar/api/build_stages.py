@@ -15,7 +15,6 @@ from autopar.lower.split_layers import split_layers
 from autopar.plan import Plan
 from autopar.runtime.ampnet import load_ampnet
 from autopar.runtime.hosts.world_load import load_stages
-from autopar.runtime.hosts.world_stale import load_world_stale
 from autopar.runtime.loaded import LoadedProgram
 from autopar.runtime.ray.ampnet import load_remote_ampnet
 from autopar.runtime.ray.cluster import RayCluster
@@ -50,8 +49,7 @@ def build_stages(
         arguments = {n for i in range(len(traced.arguments)) for n in split_step.names(i)}
         if not flushes(plan.schedule):
             stale = lower_stale(split_step.step, plan, arguments, platform)
-            load = load_stale if jax.process_count() == 1 else load_world_stale
-            return load(traced, split_step, stale, world_devices())
+            return load_stale(traced, split_step, stale, world_devices())
         if updates_apart(plan.schedule):
             return load_ampnet(traced, split_step, lower_ampnet(split_step.step, plan, platform), world_devices())
         given_up = {n for i in donated for n in split_step.names(i)}

@@ -19,7 +19,7 @@ from autopar.lower.pipeline.ampnet import AmpPipeline
 from autopar.lower.split_layers import SplitStep
 from autopar.runtime.amp_stage import AmpStage, choice, deliver, may_begin
 from autopar.runtime.launches import LAUNCHES
-from autopar.runtime.local_pipeline import load_pipeline
+from autopar.runtime.local_pipeline import PipelineProgram, load_pipeline
 from autopar.runtime.ordered import OrderedCalls, check_order
 from autopar.runtime.without_flush import UnflushedProgram, outputs_of_updates
 from autopar.schedule import Buffer, Table, Task
@@ -28,7 +28,7 @@ from autopar.schedule.memory import WorkerMemory
 
 
 @dataclass(frozen=True, eq=False)
-class AmpProgram(UnflushedProgram, OrderedCalls):
+class AmpProgram(UnflushedProgram[PipelineProgram], OrderedCalls):
     """AMPNet, loaded; see `autopar.runtime.loaded.LoadedProgram`.
 
     Args:

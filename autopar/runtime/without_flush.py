@@ -6,12 +6,11 @@ import abc
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from autopar.errors import AutoparError
 from autopar.lower.split_layers import SplitStep
 from autopar.runtime.loaded import LoadedProgram, Shardings
-from autopar.runtime.local_pipeline import PipelineProgram
 from autopar.schedule import Buffer, Dataflow, Work
 from autopar.schedule.stale_flow import METRICS, SHARED, StaleFlow
 
@@ -19,6 +18,7 @@ from autopar.schedule.stale_flow import METRICS, SHARED, StaleFlow
 ARGUMENT = "argument/"
 
 T = TypeVar("T")
+P = TypeVar("P", bound=LoadedProgram)
 
 
 class CarriedCalls(abc.ABC):
@@ -138,14 +138,14 @@ class OverAnother(abc.ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class UnflushedProgram(OverAnother):
-    """A pipeline without a flush on this process's devices; see `autopar.runtime.loaded.LoadedProgram`.
+class UnflushedProgram(OverAnother, Generic[P]):
+    """A pipeline without a flush that is not on workers of Ray; see `autopar.runtime.loaded.LoadedProgram`.
 
     Args:
         pipeline: its programs, and where inputs and outputs lie.
     """
 
-    pipeline: PipelineProgram
+    pipeline: P
 
     @property
     def under(self) -> LoadedProgram:
@@ -154,7 +154,8 @@ class UnflushedProgram(OverAnother):
 
     def timed(self, note: Callable[[Work, float], None]) -> Self:
         """This program, with every part waited for."""
-        return dataclasses.replace(self, pipeline=self.pipeline.timed(note))
+        timed: Any = self.pipeline.timed(note)  # of the same type
+        return dataclasses.replace(self, pipeline=timed)
 
 
 def outputs_of_updates(

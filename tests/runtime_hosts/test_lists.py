@@ -16,7 +16,7 @@ from autopar.lower.hosted import PINNED_HOST
 from autopar.lower.pipeline.stale import StalePipeline
 from autopar.runtime.hosts.lists_load import load_lists
 from autopar.runtime.hosts.world_lists import WorldLists
-from autopar.runtime.hosts.world_stale import load_world_stale
+from autopar.runtime.stale import load_stale
 from examples import gpt, mlp
 from tests.end_to_end.towers import Towers
 from tests.runtime_hosts.test_one_program import batch, by_hand, data, layers, stacked, state, tied, train, with_keys
@@ -152,7 +152,7 @@ def test_schedules_without_a_flush(x64: None, schedule: str) -> None:
     compiled = autopar.parallelize(fn, **by_hand(num_microbatches=4, schedule=schedule)).compile(*args)
     local = compiled.local
     stale = StalePipeline(local.pipeline.lowered, local.windows)
-    world = load_world_stale(compiled.traced, local.pipeline.split_step, stale, jax.devices(), by_hand=False)
+    world = load_stale(compiled.traced, local.pipeline.split_step, stale, jax.devices(), by_hand=False)
     assert world.footprint_bytes == local.footprint_bytes
     graph, count = compiled.traced.graph, len(jax.tree.leaves(args[0]))
     updates = {o.updates: n for n, o in enumerate(graph.outputs) if o.updates}

@@ -75,7 +75,8 @@ def load_lists(
     loaded = compiled_stages(lowered, meshes, spared)
     maker = _maker(lowered, meshes, by_hand)
     shardings, origins, ends, leaves, results = _places(lowered, split_step, maker.ports, devices)
-    announcement = _announcement(traced, split_step, ends, devices)
+    shared = [] if by_hand and jax.process_count() == 1 else _announced(traced, split_step, ends)
+    announcement = Announcement(shared, devices)
     by_name = {i.name: origin for i, origin in zip(split_step.step.graph.inputs, origins, strict=True)}
     lists = tuple(w.instructions for w in lowered.instructions.workers)
 
@@ -251,22 +252,17 @@ def _microbatch_place(
     return sharding
 
 
-def _announcement(
-    traced: Traced, split_step: SplitStep, ends: Sequence[ArrayPlace], devices: Sequence[Any]
-) -> Announcement:
+def _announced(traced: Traced, split_step: SplitStep, ends: Sequence[ArrayPlace]) -> list[Announced]:
     """Small results that are no state, but for keys."""
-    return Announcement(
-        [
-            Announced(at[0], o.type, ends[at[0]].sharding)
-            for o, at in zip(traced.graph.outputs, split_step.outputs, strict=True)
-            if not o.updates
-            and len(at) == 1
-            and o.type.nbytes <= SMALL_BYTES
-            and o.type.dtype not in SUB_BYTE
-            and not o.type.dtype.startswith("key<")
-        ],
-        devices,
-    )
+    return [
+        Announced(at[0], o.type, ends[at[0]].sharding)
+        for o, at in zip(traced.graph.outputs, split_step.outputs, strict=True)
+        if not o.updates
+        and len(at) == 1
+        and o.type.nbytes <= SMALL_BYTES
+        and o.type.dtype not in SUB_BYTE
+        and not o.type.dtype.startswith("key<")
+    ]
 
 
 def _memory(

@@ -24,7 +24,7 @@ from autopar.search.planner import Planner
 from autopar.search.policy import SearchPolicy, WorkerPolicy
 from benchmarks.drawn import draw, plan_of
 from benchmarks.fixed_plans import CASES, Case, toy
-from examples import gpt, mlp
+from examples import mlp
 from tests.versions import tolerance
 
 FILE = Path(__file__).with_name("work_units.json")
@@ -77,7 +77,7 @@ def _small(**options: Any) -> Plan:
 
 
 def _pipeline(workers: int) -> Plan:
-    step, args = gpt.build("tiny", abstract=True)
+    step, args = mlp.build("tiny", abstract=True, layers=4)
     policy = SearchPolicy(workers=WorkerPolicy(least_operators=workers))
     like = autopar.parallelize(step, cluster=toy(), donate_argnums=0, num_stages=2, num_microbatches=4)
     plan: Plan = ParallelFunction(step, dataclasses.replace(like.options, policy=policy)).plan(*args)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 import autopar
+from autopar.errors import InfeasiblePlanError
 from autopar.plan import Plan
 from autopar.report.page import plan_page
 from autopar.search.again import ALTERNATIVES
 from examples import gpt
 from tests.api.steps import CLUSTER
 from tests.api.test_eval import batch, new_state, train_step
+from tests.end_to_end.test_segments import activations, least_bytes
+from tests.end_to_end.test_update_in_backward import TIMES, adam, state_bytes
 from tests.search.problems import toy
 
 
@@ -51,6 +56,40 @@ def test_alternatives_of_a_plan_in_blocks_are_the_plans_asked_for_by_name(microb
     for name in ALTERNATIVES:
         expected = autopar.parallelize(step, search=name, **asked).plan(*args)
         assert rows[name].step_time == pytest.approx(expected.step_time, rel=1e-3), name
+
+
+def drawn_problem(number: int) -> tuple[str, Any, Any, dict[str, Any]]:
+    """A technique, a step whose plan has it, its arguments, and what is asked for, drawn by number."""
+    rng, technique = random.Random(number), ("block_scores", "", "segment_layers", "backward_update")[number % 4]
+    asked: dict[str, Any] = {"num_stages": 1, "num_microbatches": 1}
+    if technique == "block_scores":
+        step, args = gpt.build("tiny", abstract=True, layers=1, hidden=16, heads=4, vocab=16, seq=16, batch=8)
+        return technique, step, args, {**asked, "cluster": toy(rng.choice((2, 4))), "attention": "blocks"}
+    devices = rng.choice((1, 2))
+    asked |= {"cluster": toy(devices, flops=1e12, bandwidth=1e11), "batch_argnums": 1, "donate_argnums": 0}
+    if technique == "segment_layers":
+        step, args = activations(remat=rng.random() < 0.5)
+        limit = rng.uniform(1.03, 1.2) * least_bytes(step, args, devices)
+    else:
+        step, args = adam()
+        limit = rng.uniform(TIMES, 1.35) * state_bytes(args) / devices
+    return technique, step, args, {**asked, "memory_limit": int(limit)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [n for n in range(10) if n % 4 != 1])
+def test_alternatives_of_drawn_plans_are_the_plans_asked_for_by_name(x64: None, number: int) -> None:
+    """Of plans with blocks, segments and layers updated in the backward loop; some have none."""
+    technique, step, args, asked = drawn_problem(number)
+    found = autopar.parallelize(step, **asked).plan(*args)
+    assert getattr(found.stages[0].form, technique)
+    rows = {o.name: o for o in found.with_alternatives().search.considered if o.name in ALTERNATIVES}
+    for name in random.Random(number).sample(ALTERNATIVES, 3):
+        try:
+            expected = autopar.parallelize(step, search=name, **asked).plan(*args).step_time
+        except InfeasiblePlanError:
+            expected = None
+        assert rows[name].step_time == (expected and pytest.approx(expected, rel=1e-3)), name
 
 
 def test_without_a_choice_everything_else_is_chosen_again(plan: Plan) -> None:

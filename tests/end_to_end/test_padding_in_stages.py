@@ -104,7 +104,7 @@ def test_workers_of_ray_pad(x64: None) -> None:
     """Threads of this process, to which stages go as texts."""
     pytest.importorskip("flatbuffers")
     step, args = model(vocab=255, rows=9)
-    with thread_cluster(2, 2) as cluster:
+    with thread_cluster(2, 2, like=toy(2, flops=1e11, bandwidth=1e12).groups[0]) as cluster:
         options = {"num_stages": 2, "num_microbatches": 3, "remat": "none", "donate_argnums": 0}
         compiled = parallelize(step, cluster=cluster, **options).compile(*args)
         assert any(s.form.padded for s in compiled.plan.stages)

@@ -22,6 +22,7 @@ from tests.end_to_end.test_segments_in_stages import carried_out, planned
 from tests.lower.test_backward_update import model
 from tests.microbatch.running import traced
 from tests.runtime_ray.pipelines import furthest, numbers, thread_cluster
+from tests.search.problems import toy
 
 ONE = {"num_microbatches": 1, "remat": "none"}
 
@@ -92,7 +93,7 @@ def test_lists_of_many_hosts_give_the_same_bits(x64: None) -> None:
     step, args = adam()
     plan = planned(step, args, 2, 0.55 * least(step, args).peak_memory, **ONE)
     program, _ = carried_out(step, args, plan)
-    call, leaves = parallelize(step, cluster=program.plan.cluster).trace(*args), jax.tree.leaves(args)
+    call, leaves = parallelize(step, cluster=toy(1)).trace(*args), jax.tree.leaves(args)
     world = load_lists(
         call.pure.traced(call.signature), program.split_step, program.lowered, jax.devices()[:2], program.donated
     )

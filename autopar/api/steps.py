@@ -80,6 +80,10 @@ class TracedStep:
 
     def update_in_backward(self) -> tuple[bool, str]:
         """Whether the update of stacks of layers may run inside of the backward loop over them, and what may not."""
+        return self._in_backward
+
+    @cached_property
+    def _in_backward(self) -> tuple[bool, str]:
         return update_in_backward(self.traced.graph)
 
     def layered(

@@ -8,23 +8,22 @@ ones. Values are those of the update behind the loop (`autopar.lower.backward_ro
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 
 from autopar.frontend import BoundGraph, Traced
-from autopar.ir import Graph, Literal, Operand, Operator
+from autopar.ir import Graph, Literal, Operator
 from autopar.ir.analysis import closure, names_made, names_read
-from autopar.ir.loops import Scan
 from autopar.ir.parts import separate_parts
 from autopar.ir.primitives import is_fusible
 from autopar.lower.backward_rows import BackwardRows, LoopUpdate, backward_rows, kept_note
+from autopar.lower.layer_loop import LayerLoop, read
 from autopar.lower.layer_rows import taken_in_slices
 from autopar.lower.layer_update import Trip
-from autopar.lower.localize.base import scalar
-from autopar.lower.microbatch.parts import Recorder, run_whole
+from autopar.lower.microbatch.parts import Recorder, run_some
 from autopar.lower.microbatch.retrace import retraced
 
 
@@ -70,18 +69,18 @@ def run_updated(bound: BoundGraph, rows: BackwardRows, env: dict[str, Any], reco
     kept_ids = {op.id for op in kept} | effects
     run = set[str]()
 
-    def run_some(operators: Sequence[Operator]) -> None:
+    def run_once(operators: Sequence[Operator]) -> None:
         some = [op for op in operators if op.id not in run]
         run.update(op.id for op in some)
-        env.update(run_whole(replace(bound, graph=replace(graph, operators=tuple(some))), env, recorder))
+        env.update(run_some(bound, some, env, recorder))
 
     read_whole = {*wanted, *names_read(op for op in graph.operators if op.id in kept_ids or op.id in updates)}
     for op in graph.operators:
         if op.id in updates:
-            run_some(closure(kept, before[op.id], given=env))
+            run_once(closure(kept, before[op.id], given=env))
             env.update(_loop(bound, op, updates[op.id], rows.length, env, recorder, read_whole))
         elif op.id in kept_ids:
-            run_some([op])
+            run_once([op])
     return env
 
 
@@ -106,49 +105,43 @@ def _loop(
         read_whole: names of values that something outside of updates reads: stacks of ``op`` that are not among them
             are not made.
     """
-    loop, params = Scan.of(op), bound.bounds[op.id].params
-    carries, stacks = loop.split_results([v.name for v in op.results])
+    loop = LayerLoop.of(bound, op, env, recorder)
+    carries, stacks = loop.results
     kept = [n for n, name in enumerate(stacks) if name in read_whole]
-    arrays = [scalar(o) if isinstance(o, Literal) else env[o] for o in op.operands]
-    consts, initial, stacked = loop.split(arrays)
-    trips = _Trips(bound, op, update, length, env, recorder, consts)
-    more = {name: env[name] for name in trips.taken if name not in stacks and name not in op.operands[loop.num_whole :]}
+    trips = _Trips(bound, loop, update, length, env)
+    more = {name: env[name] for name in trips.taken if name not in stacks and name not in loop.names}
 
     def body(carry: Sequence[Any], row: tuple[Any, Sequence[Any], Mapping[str, Any]]) -> tuple[list[Any], list[Any]]:
         new_carry, rows, replacing = trips.run(carry, *row)
         return new_carry, [*(rows[n] for n in kept), *replacing]
 
     with recorder.around(op):
-        xs = (jnp.arange(length, dtype=jnp.int32), stacked, more)
-        carry, ys = lax.scan(body, initial, xs, reverse=bool(params["reverse"]), unroll=params.get("unroll", 1))
+        xs = (jnp.arange(length, dtype=jnp.int32), loop.stacks, more)
+    carry, ys = loop.over(body, loop.initial, xs, unroll=loop.bound.params.get("unroll", 1))
     return dict(zip([*carries, *(stacks[n] for n in kept), *update.results], [*carry, *ys], strict=True))
 
 
 @dataclass
 class _Trips:
-    """Trips of a backward loop as they are traced; fields as the arguments of `_loop`, and constants of the loop."""
+    """Trips of a backward loop as they are traced; fields as the arguments of `_loop`."""
 
     bound: BoundGraph
-    op: Operator
+    loop: LayerLoop
     update: LoopUpdate
     length: int
     env: Mapping[str, Any]
-    recorder: Recorder
-    consts: Sequence[Any]
 
     def __post_init__(self) -> None:
-        graph, loop = self.bound.graph, Scan.of(self.op)
+        graph = self.bound.graph
         inside = [o for o in graph.operators if o.id in self.update.matches]
         self.taken = taken_in_slices(inside, self.update.matches)
         parts = separate_parts(inside, self.taken)
         members = {o.id for part in parts for o in part}
         #: What no parameter decides, then parameter by parameter.
         self.parts = [tuple(o for o in inside if o.id not in members), *parts]
-        self.region = self.bound.bounds[self.op.id].regions["body"]
-        stacks = loop.split_results([v.name for v in self.op.results])[1]
-        outputs = loop.split_results([o.operand for o in self.region.graph.outputs])[1]
+        outputs = self.loop.scan.split_results([o.operand for o in self.loop.region.graph.outputs])[1]
         #: By stack that the loop makes the value of the body that is its slice.
-        self.slices = dict(zip(stacks, outputs, strict=True))
+        self.slices = dict(zip(self.loop.results[1], outputs, strict=True))
 
     def run(
         self, carry: Sequence[Any], number: Any, slices: Sequence[Any], others: Mapping[str, Any]
@@ -161,22 +154,20 @@ class _Trips:
             slices: of stacks that the loop takes itself.
             others: slices of further stacks that the update takes, by name.
         """
-        loop, graph = Scan.of(self.op), self.region.graph
-        names = self.op.operands[loop.num_whole :]
-        known = {**others, **{n: a for n, a in zip(names, slices, strict=True) if isinstance(n, str)}}
+        region, recorder = self.loop.region, self.loop.recorder
+        known = {**others, **dict(zip(self.loop.names, slices, strict=True))}
         given: dict[str, Any] = {name: a for name, a in known.items() if name in self.taken}
-        trip = Trip(
-            self.bound, self.update.matches, self.length, self.env, (number, dict.fromkeys(self.taken)), self.recorder
-        )
+        row = number, dict.fromkeys(self.taken)
+        trip = Trip(self.bound, self.update.matches, self.length, self.env, row, recorder)
         trip.slices = given
-        values = dict(zip((i.name for i in graph.inputs), [*self.consts, *carry, *slices], strict=True))
+        values = self.loop.values(carry, slices)
         left = self._updated(list(self.parts), trip, given, values)
         ends = {o for o in self.slices.values() if isinstance(o, str)}
-        for o in _gradients_first(graph.operators, ends):
-            values = run_whole(replace(self.region, graph=replace(graph, operators=(o,))), values, self.recorder)
+        for o in _gradients_first(region.graph.operators, ends):
+            values = run_some(region, [o], values, recorder)
             if ends.intersection(v.name for v in o.results):
                 left = self._updated(left, trip, given, values)
-        new_carry, rows = loop.split_results([_read(o.operand, values) for o in graph.outputs])
+        new_carry, rows = self.loop.scan.split_results([read(o.operand, values) for o in region.graph.outputs])
         return new_carry, rows, [lax.squeeze(trip.values[name], (0,)) for name in self.update.results]
 
     def _updated(
@@ -184,16 +175,12 @@ class _Trips:
     ) -> list[tuple[Operator, ...]]:
         """Runs those ``parts`` whose slices are there, which are added to ``given``; the others."""
         there = {n: o for n, o in self.slices.items() if n in self.taken and (isinstance(o, Literal) or o in values)}
-        given.update((n, _read(o, values)) for n, o in there.items())
+        given.update((n, read(o, values)) for n, o in there.items())
         ready = [part for part in parts if names_read(part).intersection(self.taken) <= given.keys()]
         for part in ready:
             for o in part:
                 trip.run(o)
         return [part for part in parts if part not in ready]
-
-
-def _read(operand: Operand, values: Mapping[str, Any]) -> Any:
-    return jnp.asarray(scalar(operand)) if isinstance(operand, Literal) else values[operand]
 
 
 def _gradients_first(operators: Sequence[Operator], gradients: Collection[str]) -> tuple[Operator, ...]:

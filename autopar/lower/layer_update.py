@@ -64,49 +64,55 @@ def _run(bound: BoundGraph, rows: LayerRows, env: dict[str, Any], recorder: Reco
     after = {op.id for op in dependents([graph.by_id[id] for id in rows.whole], rows.totals)}
     env = run_whole(part_of(bound, [id for id in rows.whole if id not in after], graph.inputs, ()), env, recorder)
     if rows.totals:
-        env = _add_up(bound, rows, env, recorder)
+        env.update(_over_layers(bound, rows, rows.terms, rows.totals, (), env, recorder))
         env = run_whole(part_of(bound, [id for id in rows.whole if id in after], graph.inputs, ()), env, recorder)
-    inside = [op for op in graph.operators if op.id in rows.matches]
-    taken = taken_in_slices(inside, rows.matches)
-    ordered = one_parameter_after_the_other(graph, inside, taken)
-
-    def body(carry: tuple[()], row: tuple[Any, Mapping[str, Any]]) -> tuple[tuple[()], list[Any]]:
-        trip = Trip(bound, rows.matches, rows.length, env, row, recorder)
-        rows_of_trip = {}
-        for op in ordered:
-            trip.run(op)
-            for v in op.results:
-                if v.name in rows.results:  # one array for what the loop makes and for its readers in the trip
-                    rows_of_trip[v.name] = lax.squeeze(trip.values[v.name], (0,))
-                    trip.values[v.name] = lax.expand_dims(rows_of_trip[v.name], (0,))
-        return (), [rows_of_trip[name] for name in rows.results]
-
-    numbers = jnp.arange(rows.length, dtype=jnp.int32)
-    _, stacks = lax.scan(body, (), (numbers, {name: env[name] for name in taken}))
-    env.update(zip(rows.results, stacks, strict=True))
+    env.update(_over_layers(bound, rows, rows.matches, (), rows.results, env, recorder))
     return env
 
 
-def _add_up(bound: BoundGraph, rows: LayerRows, env: dict[str, Any], recorder: Recorder) -> dict[str, Any]:
-    """The values so far and the sums over layers, in a loop of their own."""
-    inside = [op for op in bound.graph.operators if op.id in rows.terms]
-    taken = taken_in_slices(inside, rows.terms)
+def _over_layers(
+    bound: BoundGraph,
+    rows: LayerRows,
+    matches: Mapping[str, Match],
+    totals: Sequence[str],
+    results: Sequence[str],
+    env: Mapping[str, Any],
+    recorder: Recorder,
+) -> dict[str, Any]:
+    """Results of a loop over layers, by name: sums over layers, and stacks.
+
+    Args:
+        bound: the step.
+        rows: of it.
+        matches: operators that the loop runs.
+        totals: names of sums of what these make.
+        results: names of stacks of it.
+        env: values so far.
+        recorder: see there.
+    """
+    inside = [op for op in bound.graph.operators if op.id in matches]
+    taken = taken_in_slices(inside, matches)
     ordered = one_parameter_after_the_other(bound.graph, inside, taken)
 
-    def body(sums: list[Any], row: tuple[Any, Mapping[str, Any]]) -> tuple[list[Any], None]:
-        trip = Trip(bound, rows.terms, rows.length, env, row, recorder)
-        added = dict(zip(rows.totals, sums, strict=True))
+    def body(sums: list[Any], row: tuple[Any, Mapping[str, Any]]) -> tuple[list[Any], list[Any]]:
+        trip = Trip(bound, matches, rows.length, env, row, recorder)
+        added, rows_of_trip = dict(zip(totals, sums, strict=True)), dict[str, Any]()
         for op in ordered:
             trip.run(op)
-            with recorder.around(op):
-                added.update((v.name, added[v.name] + trip.values[v.name]) for v in op.results if v.name in added)
-        return [added[name] for name in rows.totals], None
+            for v in op.results:
+                if v.name in results:  # one array for what the loop makes and for its readers in the trip
+                    rows_of_trip[v.name] = lax.squeeze(trip.values[v.name], (0,))
+                    trip.values[v.name] = lax.expand_dims(rows_of_trip[v.name], (0,))
+                if v.name in added:
+                    with recorder.around(op):
+                        added[v.name] = added[v.name] + trip.values[v.name]
+        return [added[name] for name in totals], [rows_of_trip[name] for name in results]
 
-    types = [bound.graph.types[name] for name in rows.totals]
+    types = [bound.graph.types[name] for name in totals]
     zeros = [jnp.zeros(t.shape, jax_dtype(t.dtype)) for t in types]
     numbers = jnp.arange(rows.length, dtype=jnp.int32)
-    totals, _ = lax.scan(body, zeros, (numbers, {name: env[name] for name in taken}))
-    return {**env, **dict(zip(rows.totals, totals, strict=True))}
+    sums, stacks = lax.scan(body, zeros, (numbers, {name: env[name] for name in taken}))
+    return dict(zip([*totals, *results], [*sums, *stacks], strict=True))
 
 
 class Trip:

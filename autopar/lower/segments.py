@@ -9,23 +9,18 @@ Values are those of the step: the same operators on the same operands.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 
-from autopar.frontend import Bound, BoundGraph, Traced
-from autopar.ir import Graph, Literal, Operator
-from autopar.ir.analysis import closure
+from autopar.frontend import BoundGraph, Traced
 from autopar.ir.in_place import replaced_in_place
-from autopar.ir.loops import Scan
-from autopar.ir.phases import SEGMENTS, marks_of
+from autopar.ir.phases import SEGMENTS
 from autopar.ir.segment_loops import LoopPair, pairs_in_segments
-from autopar.lower.localize.base import scalar
-from autopar.lower.microbatch.parts import Recorder, run_whole
+from autopar.lower.layer_loop import LayerLoop
+from autopar.lower.microbatch.parts import Recorder, run_some
 from autopar.lower.microbatch.retrace import retraced
-from autopar.recompute.rewrite import AGAIN, SCOPE
 
 
 def in_segments(traced: Traced, layers: int) -> Traced:
@@ -54,98 +49,25 @@ def run_in_segments(bound: BoundGraph, layers: int, env: dict[str, Any], recorde
     entered: dict[str, Sequence[Any]] = {}
     for op in bound.graph.operators:
         if op.id in forward:
-            loop = _Loop.of(bound, op, env, recorder)
+            loop = LayerLoop.of(bound, op, env, recorder, SEGMENTS)
             entered[op.id], results = _forward(loop, forward[op.id], layers)
             env.update(results)
         elif op.id in backward:
             pair = backward[op.id]
-            again = _Loop.of(bound, bound.graph.by_id[pair.forward], env, recorder)
+            again = LayerLoop.of(bound, bound.graph.by_id[pair.forward], env, recorder, SEGMENTS)
             replaced = {str(op.operands[i]): j for i, j in replaced_in_place(bound.graph, op).items()}
             given = {**env, **dict.fromkeys(pair.stacks)}
-            loop = _Loop.of(bound, op, given, recorder)
+            loop = LayerLoop.of(bound, op, given, recorder, SEGMENTS)
             env.update(_backward(loop, again, pair, layers, entered[pair.forward], replaced))
         else:
-            part = replace(bound, graph=replace(bound.graph, operators=(op,)))
-            env.update(run_whole(part, env, recorder))
+            env.update(run_some(bound, [op], env, recorder))
     return env
 
 
-@dataclass(frozen=True)
-class _Loop:
-    """A loop over layers as it is traced again.
-
-    Args:
-        op: the loop.
-        scan: its parts.
-        bound: its primitive and parameters.
-        recorder: see there.
-        consts: what each layer takes whole.
-        initial: what enters the first layer.
-        names: of the stacks that it takes in slices.
-        stacks: these.
-    """
-
-    op: Operator
-    scan: Scan
-    bound: Bound
-    recorder: Recorder
-    consts: Sequence[Any]
-    initial: Sequence[Any]
-    names: Sequence[str]
-    stacks: Sequence[Any]
-
-    @staticmethod
-    def of(bound: BoundGraph, op: Operator, env: Mapping[str, Any], recorder: Recorder) -> _Loop:
-        """The loop ``op`` of a graph, of whose values ``env`` has those that it takes."""
-        scan = Scan.of(op)
-        arrays = [scalar(o) if isinstance(o, Literal) else env[o] for o in op.operands]
-        consts, initial, stacks = scan.split(arrays)
-        names = [str(o) for o in op.operands[scan.num_whole :]]
-        scope = f"{op.scope}/{SEGMENTS}" if op.scope else SEGMENTS
-        segmented = replace(op, scope=scope, marks=marks_of(op.marks, (SEGMENTS,)))
-        return _Loop(segmented, scan, bound.bounds[op.id], recorder, consts, initial, names, stacks)
-
-    @property
-    def results(self) -> tuple[list[str], list[str]]:
-        """Names of its carries and stacks."""
-        return self.scan.split_results([v.name for v in self.op.results])
-
-    def over(self, body: Any, initial: Any, xs: Any, length: int | None = None) -> tuple[Any, Any]:
-        """``lax.scan`` in the direction of this loop, with its marks; of so many trips where it may have no stacks."""
-        with self.recorder.around(self.op):
-            return lax.scan(body, initial, xs, length=length, reverse=bool(self.bound.params["reverse"]))
-
-    def trip(
-        self, carry: Sequence[Any], slices: Sequence[Any], wanted: Sequence[int], *, again: bool = False
-    ) -> list[Any]:
-        """Outputs of its body, those whose numbers are ``wanted``.
-
-        Args:
-            carry: what enters a layer.
-            slices: of its stacks.
-            wanted: numbers among carries and slices of results.
-            again: whether this is the second run, in the backward pass.
-        """
-        region = self.bound.regions["body"]
-        graph = region.graph
-        outputs = [graph.outputs[n].operand for n in wanted]
-        operators = closure(graph.operators, outputs)
-        if again:
-            operators = [_again(o) for o in operators]
-        values = dict(zip((i.name for i in graph.inputs), [*self.consts, *carry, *slices], strict=True))
-        part = replace(region, graph=Graph(graph.name, graph.inputs, tuple(operators), graph.outputs))
-        values = run_whole(part, values, self.recorder)
-        return [jnp.asarray(scalar(o)) if isinstance(o, Literal) else values[o] for o in outputs]
-
-    def rows(self, whole: Mapping[str, Any], number: Any) -> dict[str, Any]:
-        """Rows of stacks, by name: what the layer ``number`` takes of them."""
-        with self.recorder.around(self.op):
-            return {n: _row(whole[n], number) for n in self.names if n in whole}
-
-
-def _again(op: Operator) -> Operator:
-    """An operator that runs again in the backward pass."""
-    return replace(op, scope=f"{op.scope}/{SCOPE}" if op.scope else SCOPE, marks=marks_of(op.marks, AGAIN))
+def _rows(loop: LayerLoop, whole: Mapping[str, Any], number: Any) -> dict[str, Any]:
+    """Rows of stacks, by name: what the layer ``number`` of a loop takes of them."""
+    with loop.recorder.around(loop.op):
+        return {n: _row(whole[n], number) for n in loop.names if n in whole}
 
 
 def _numbers(count: int, step: int = 1) -> Any:
@@ -157,7 +79,7 @@ def _joined(stack: Any) -> Any:
     return lax.reshape(stack, (stack.shape[0] * stack.shape[1], *stack.shape[2:]))
 
 
-def _forward(loop: _Loop, pair: LoopPair, layers: int) -> tuple[Sequence[Any], dict[str, Any]]:
+def _forward(loop: LayerLoop, pair: LoopPair, layers: int) -> tuple[Sequence[Any], dict[str, Any]]:
     """Inputs of each segment, as stacks, and the kept results of the forward loop, by name."""
     carries, stacks = loop.results
     carried = list(range(len(carries)))
@@ -174,7 +96,7 @@ def _forward(loop: _Loop, pair: LoopPair, layers: int) -> tuple[Sequence[Any], d
 
     def segment(carry: Sequence[Any], first: Any) -> tuple[list[Any], Any]:
         def one(carry: Sequence[Any], number: Any) -> tuple[list[Any], list[Any]]:
-            rows = loop.rows(whole, first + number)
+            rows = _rows(loop, whole, first + number)
             return layer(carry, [rows[n] for n in loop.names])
 
         after, rows = loop.over(one, carry, _numbers(layers))
@@ -189,7 +111,7 @@ def _forward(loop: _Loop, pair: LoopPair, layers: int) -> tuple[Sequence[Any], d
 
 
 def _backward(
-    loop: _Loop, again: _Loop, pair: LoopPair, layers: int, entered: Sequence[Any], replaced: Mapping[str, int]
+    loop: LayerLoop, again: LayerLoop, pair: LoopPair, layers: int, entered: Sequence[Any], replaced: Mapping[str, int]
 ) -> dict[str, Any]:
     """The results of the backward loop, by name.
 
@@ -226,14 +148,14 @@ def _backward(
         (carry, written), (first, start) = state, row
 
         def ahead(carry: Sequence[Any], number: Any) -> tuple[list[Any], list[Any]]:
-            rows = again.rows({**whole, **written}, first + number)
+            rows = _rows(again, {**whole, **written}, first + number)
             outputs = again.trip(carry, [rows[n] for n in again.names], [*carried, *left], again=True)
             return outputs[: len(carried)], outputs[len(carried) :]
 
         def back(state: Any, row: tuple[Any, Sequence[Any]]) -> tuple[Any, list[Any]]:
             (carry, written), (number, residuals) = state, row
             here = first + number
-            slices = {**loop.rows({**whole, **written}, here), **dict(zip(pair.stacks, residuals, strict=True))}
+            slices = {**_rows(loop, {**whole, **written}, here), **dict(zip(pair.stacks, residuals, strict=True))}
             after, rows = layer(carry, slices)
             if ends:
                 with loop.recorder.around(loop.op):  # what a layer reads of a stack it has read before it writes
@@ -250,7 +172,7 @@ def _backward(
     return {**dict(zip(carries, carry, strict=True)), **{stacks[j]: written[n] for n, j in ends.items()}, **joined}
 
 
-def _left(again: _Loop, pair: LoopPair) -> list[int]:
+def _left(again: LayerLoop, pair: LoopPair) -> list[int]:
     """Numbers of the outputs of the forward loop's body that make the stacks of a pair, in their order."""
     names = [v.name for v in again.op.results]
     return [names.index(name) for name in pair.stacks]

@@ -12,12 +12,12 @@ from autopar.ir import Graph
 from autopar.ir.analysis import unread_effects
 from autopar.microbatch import batch_size
 from autopar.plan import Plan
-from autopar.search.attention_blocks import block_scores
 from autopar.search.bounds.pipelines import least_of_all_s, microbatches_of
 from autopar.search.bounds.workers import Workers, workers_of
 from autopar.search.critical_path import in_every_microbatch
 from autopar.search.problem import Problem
 from autopar.search.sure_work import sure_works
+from autopar.search.techniques.attention_blocks import block_scores
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ from autopar.ir.analysis import unread_effects
 from autopar.microbatch import even_counts
 from autopar.schedule import factory_named, get
 from autopar.schedule.branches import Branches
-from autopar.search.attention_blocks import stage_block_scores
 from autopar.search.bound import Freedom, bound_s
 from autopar.search.cache import PlanCache
 from autopar.search.enumeration.candidates import schedule_of, trains
@@ -44,6 +43,7 @@ from autopar.search.registry import Strategy, cuts_stages, names_one_stage
 from autopar.search.several_stages import SeveralStages
 from autopar.search.single_stage import OneStagePlanner, is_best_of_one_stage
 from autopar.search.source import StepSource
+from autopar.search.techniques.attention_blocks import stage_block_scores
 from autopar.search.trail import Region
 
 #: Names of relaxations, as the trail has them.

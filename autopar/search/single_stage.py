@@ -14,8 +14,6 @@ from autopar.microbatch import batch_size
 from autopar.plan import Plan, StepForm
 from autopar.search.alpa import alpa
 from autopar.search.anytime import Converted
-from autopar.search.attention_blocks import block_scores
-from autopar.search.backward_update import BackwardUpdate, layered_updates
 from autopar.search.bound import Freedom, bounded
 from autopar.search.cache import PlanCache, cached
 from autopar.search.enumeration.whole_steps import counts_that_may_fit
@@ -30,11 +28,10 @@ from autopar.search.one_stage import (
     with_padding,
 )
 from autopar.search.outcome import Bounded
-from autopar.search.padding import padding_notes, paddings_of
 from autopar.search.problem import Problem
 from autopar.search.registry import Strategy, names_plan
-from autopar.search.segments import Segments
 from autopar.search.source import FormedStep, StepSource
+from autopar.search.techniques import BACKWARD_UPDATE, BLOCKS, LAYERED_UPDATE, PADDING, SEGMENTS, Asked
 from autopar.search.trials import Trials
 
 
@@ -55,7 +52,8 @@ class OneStagePlanner:
     ) -> Plan | Bounded:
         """The plan of one stage in the first configuration, where memory is ample; arguments as of `best`."""
         roomy = replace(problem, subproblem=replace(problem.subproblem, ample_memory=True))
-        job, blocks = problem.job, block_scores(problem)
+        job, asked = problem.job, self._asked(problem, step)
+        blocks = next(iter(BLOCKS.options(asked)), 0)
         first = first_configuration(counts or [1], job.remat)
         if blocks and problem.request.attention == "blocks":
             first = structs.replace(first, block_scores=blocks)
@@ -66,7 +64,7 @@ class OneStagePlanner:
             attempt = self._attempt(problem, step)
             if blocks and not first.block_scores:
                 plan = in_blocks(Trials(attempt), [first.microbatches], job.remat, blocks, plan) or plan
-            plan = with_padding(Trials(attempt), plan, paddings_of(problem, plan))
+            plan = _padded(attempt, plan, asked)
         return self._bounded(problem, counts, plan)
 
     def best(
@@ -89,14 +87,14 @@ class OneStagePlanner:
         may_fit: Callable[[Sequence[int]], Sequence[int]] = partial(counts_that_may_fit, problem, step)
         if cutoff_s < math.inf and job.offload == "none" and not is_tiny(problem) and len(possible) > 2:
             possible, may_fit = may_fit(possible), tuple
-        blocks = block_scores(problem)
-        layered, there = layered_updates(job.offload, step), job.offload == "auto" and not names_plan(self.strategy)
+        asked = self._asked(problem, step)
+        blocks, layered = next(iter(BLOCKS.options(asked)), 0), LAYERED_UPDATE.options(asked) or (False,)
+        there = job.offload == "auto" and not asked.named
         attempt = self._attempt(problem, step)
         trials = Trials(attempt)
         looks = Trials(self._attempt(with_looks_only(problem), step)) if self.strategy is alpa else trials
-        in_backward = BackwardUpdate(step, job.offload)
-        segments = Segments(problem, names_plan(self.strategy))
-        shortage = Shortage(in_backward, may_fit, segments, problem.policy.stages.segment_cost)
+        in_backward, segments = partial(BACKWARD_UPDATE.options, asked), partial(SEGMENTS.options, asked)
+        shortage = Shortage(lambda: bool(in_backward()), may_fit, segments, problem.policy.stages.segment_cost)
         plain: Plan | Bounded | None = None
         failure: InfeasiblePlanError | MicrobatchError | None = None
         if not blocks or problem.request.attention != "blocks":
@@ -127,8 +125,19 @@ class OneStagePlanner:
         if plan is None:
             assert failure is not None
             raise failure
-        plan = in_backward.noted(with_padding(Trials(attempt), plan, paddings_of(problem, plan)))
+        plan = _padded(attempt, plan, asked)
+        if plan.content.memory_bound and job.offload == "none" and possible[0] == 1:
+            plan = _noted(plan, step.update_in_backward()[1])
         return self._bounded(problem, counts, plan)
+
+    def _asked(self, problem: Problem, step: StepSource) -> Asked:
+        """Question to techniques about a step."""
+        return Asked(
+            problem,
+            named=names_plan(self.strategy),
+            updates_by_layer=step.may_update_by_layer,
+            updates_in_backward=lambda: step.update_in_backward()[0],
+        )
 
     def _attempt(self, problem: Problem, step: StepSource) -> Callable[[StepForm, float, bool], Plan | Bounded]:
         """A function that plans one stage in a configuration; see `Trials`."""
@@ -151,7 +160,7 @@ class OneStagePlanner:
 
             def in_form(plan: Plan) -> Plan:
                 there = any(o.on_host for o in plan.content.operators)
-                notes = (*padding_notes(problem.graph, form.padded), *meetings(formed.graph))
+                notes = (*PADDING.notes(problem.graph, form.padded), *meetings(formed.graph))
                 content = plan.content.in_form(structs.replace(formed.form, host_update=there), notes)
                 return replace(plan, content=content)
 
@@ -179,6 +188,17 @@ class OneStagePlanner:
     def _shard(self, problem: Problem) -> Plan | Bounded:
         problem.log(f"planning {len(problem.graph.operators)} operators for {problem.cluster}")
         return cached(self.strategy, self.cache)(problem)
+
+
+def _padded(attempt: Callable[[StepForm, float, bool], Plan | Bounded], plan: Plan, asked: Asked) -> Plan:
+    """A plan with padding where that is faster; arguments as of `with_padding`."""
+    return with_padding(Trials(attempt), plan, PADDING.options(replace(asked, planned=plan.stages[0])))
+
+
+def _noted(plan: Plan, note: str) -> Plan:
+    """A plan with one more note; "" is none."""
+    content = plan.content
+    return replace(plan, content=structs.replace(content, notes=(*content.notes, note))) if note else plan
 
 
 def problem_in_form(problem: Problem, formed: FormedStep, cutoff_s: float = math.inf) -> Problem:

@@ -23,8 +23,8 @@ from autopar.frontend import BoundGraph
 from autopar.frontend.boundary import boundary
 from autopar.frontend.build import build_graph
 from autopar.ir import Graph, Input, Layout, Literal
-from autopar.ir.loops import Scan
 from autopar.ir.phases import FORWARD, STAGE, is_stage_loop
+from autopar.lower.layer_loop import LayerLoop, read
 from autopar.lower.localize.base import scalar
 from autopar.lower.microbatch.join import add_term, formats_of_sums, neutral, sent_in
 from autopar.lower.microbatch.parts import (
@@ -33,6 +33,7 @@ from autopar.lower.microbatch.parts import (
     concatenated,
     microbatch_function,
     part_of,
+    run_some,
     run_whole,
     value_layouts,
 )
@@ -151,28 +152,19 @@ def with_body(stage: StageGraph, run: RunGraph) -> StageGraph:
     op = next(filter(is_stage_loop, stage.graph.operators), None)
     if op is None:
         return stage
-    body, scan = stage.program.bounds[op.id].regions["body"], Scan.of(op)
-    names = [i.name for i in body.graph.inputs]
-
-    def loop(env: Mapping[str, Any], recorder: Recorder) -> Sequence[Any]:
-        consts, initial, rows = scan.split([scalar(o) if isinstance(o, Literal) else env[o] for o in op.operands])
-
-        def trip(carry: Sequence[Any], slices: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            values = run(body, dict(zip(names, [*consts, *carry, *slices], strict=True)), recorder)
-            ends = [o.operand for o in body.graph.outputs]
-            return scan.split_results([jnp.asarray(scalar(o)) if isinstance(o, Literal) else values[o] for o in ends])
-
-        with recorder.around(op):
-            carry, stacks = lax.scan(trip, initial, rows, length=scan.length, reverse=bool(op.attr("reverse")))
-        return [*carry, *stacks]
 
     def step(bound: BoundGraph, env: dict[str, Any], recorder: Recorder) -> dict[str, Any]:
-        for o in bound.graph.operators:
-            if o.id == op.id:
-                env.update(zip((v.name for v in op.results), loop(env, recorder), strict=True))
-            else:
-                env = run_whole(replace(bound, graph=replace(bound.graph, operators=(o,))), env, recorder)
-        return env
+        at = bound.graph.operators.index(op)
+        env = run_some(bound, bound.graph.operators[:at], env, recorder)
+        loop = LayerLoop.of(bound, op, env, recorder)
+
+        def trip(carry: Sequence[Any], slices: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+            values = run(loop.region, loop.values(carry, slices), recorder)
+            return loop.scan.split_results([read(o.operand, values) for o in loop.region.graph.outputs])
+
+        carry, stacks = loop.over(trip, loop.initial, loop.stacks, loop.scan.length)
+        env.update(zip((v.name for v in op.results), [*carry, *stacks], strict=True))
+        return run_some(bound, bound.graph.operators[at + 1 :], env, recorder)
 
     return rewritten(stage, step)
 

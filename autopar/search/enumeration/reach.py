@@ -18,11 +18,11 @@ from functools import cache
 from autopar.cost import LeastWork
 from autopar.errors import ScheduleError
 from autopar.microbatch import even_counts
-from autopar.search.attention_blocks import block_scores
 from autopar.search.enumeration.candidates import schedule_of
 from autopar.search.enumeration.search_space import stage_counts
 from autopar.search.problem import Problem
 from autopar.search.sure_work import sure_works
+from autopar.search.techniques.attention_blocks import block_scores
 
 #: What closes a number of stages, in words.
 EQUAL_STAGES = "equal stages that send nothing, an estimate"

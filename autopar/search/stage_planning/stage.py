@@ -7,6 +7,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from msgspec import structs
 
@@ -19,8 +20,6 @@ from autopar.schedule.offload import IN_TRANSFER
 from autopar.search.enumeration.search_space import is_small
 from autopar.search.intra.host import share_bytes
 from autopar.search.outcome import Bounded
-from autopar.search.padding import padding_notes, stage_paddings
-from autopar.search.segments import stage_segments
 from autopar.search.stage_planning.memory import stage_bytes
 from autopar.search.stage_planning.recomputed import cost_of_limit_s, recomputed_s
 from autopar.search.stage_planning.shared import StagePlanner, renamed_content
@@ -31,6 +30,7 @@ from autopar.search.stage_planning.stage_problem import (
     levels_of,
     stage_problem,
 )
+from autopar.search.techniques import BACKWARD_UPDATE, PADDING, SEGMENTS, Asked
 from autopar.search.trials import Trials
 from autopar.sharding.padding import PaddedDim
 
@@ -162,7 +162,7 @@ def _on_mesh(
             return trials.bounded
         raise [*trials.impossible.values(), *trials.failures.values()][-1]
     best = min(plans, key=_seconds)
-    for dims in [] if shared.looks else _paddings(pipeline, stage, placement, best):
+    for dims in () if shared.looks else _paddings(pipeline, stage, placement, best):
         plans = trials.run([structs.replace(best.form, padded=dims)], cutoff_s=best.seconds, seconds=_seconds)
         best = min((best, *plans), key=_seconds)
     return best.content
@@ -210,9 +210,8 @@ class _Forms:
         yield first
         if self.trials.bounded is not None:  # all others do more work
             return
-        if _may_update_in_backward(pipeline, self.stage):
-            self.updated = [structs.replace(first, backward_update=True)]
-            yield from self.updated
+        self.updated = [structs.replace(first, backward_update=u) for u in BACKWARD_UPDATE.options(self._asked())]
+        yield from self.updated
         offloaded = [structs.replace(f, activations_offloaded=True) for f in (first, *more)]
         offloaded *= may_offload_activations(pipeline, self.stage)
         # After the host, the smallest: where it does not fit, nothing does that stays on the device.
@@ -229,10 +228,19 @@ class _Forms:
 
     def _segmented(self) -> Iterator[StepForm]:
         short = (*self.updated, self.first)[0]
-        lengths = stage_segments(self.pipeline.problem, self.pipeline.sliced.graphs[self.stage])
+        lengths = SEGMENTS.options(self._asked())
         yield from (structs.replace(short, segment_layers=k) for k in lengths)
         if not self.fitting and self.more:
             yield from (structs.replace(short, remat=self.more[-1].remat, segment_layers=k) for k in lengths[:1])
+
+    def _asked(self) -> Asked:
+        """Question to techniques about the stage."""
+        pipeline, count = self.pipeline, self.first.microbatches
+        job = replace(pipeline.problem.job, num_microbatches=count)
+        return Asked(
+            replace(pipeline.problem, graph=pipeline.sliced.graphs[self.stage], job=job),
+            updates_in_backward=partial(pipeline.source.updates_in_backward, count, pipeline.members, self.stage),
+        )
 
     def ends(self, planned: _PlannedForm) -> bool:
         """Whether no form is tried after a plan."""
@@ -254,11 +262,11 @@ class _Forms:
 
 def _paddings(
     pipeline: ScheduledStages, stage: int, placement: tuple[int, int], planned: _PlannedForm
-) -> list[tuple[PaddedDim, ...]]:
+) -> tuple[tuple[PaddedDim, ...], ...]:
     """Ways to pad a stage that is planned without padding; dims are named as without segments, which come after it."""
     graph, _ = graph_in_form(pipeline, stage, structs.replace(planned.form, segment_layers=0))
     part = pipeline.problem.cluster.part(*placement)
-    return stage_paddings(replace(pipeline.problem, graph=graph, cluster=part), planned.content.stages[0])
+    return PADDING.options(Asked(replace(pipeline.problem, graph=graph, cluster=part), planned.content.stages[0]))
 
 
 def _is_short(pipeline: ScheduledStages, content: PlanContent) -> bool:
@@ -283,14 +291,6 @@ def may_update_on_hosts(pipeline: ScheduledStages) -> bool:
     """Whether the planner may have hosts update the state of stages, by price."""
     problem = pipeline.problem
     return problem.job.offload == "auto" and all(g.host_bandwidth is not None for g in problem.cluster.groups)
-
-
-def _may_update_in_backward(pipeline: ScheduledStages, stage: int) -> bool:
-    """Whether the backward loop over the layers of a stage may update them: not with hosts, nor in slices of tokens."""
-    problem, count = pipeline.problem, pipeline.table.num_microbatches
-    if count > 1 or problem.job.offload != "none" or problem.request.token_slices is not None:
-        return False
-    return pipeline.source.updates_in_backward(count, pipeline.members, stage)
 
 
 def may_offload_activations(pipeline: ScheduledStages, stage: int) -> bool:
@@ -335,7 +335,7 @@ def _at_level(
             return content
         if of_stage.graph is not within.graph:
             content = renamed_content(content, within.graph, of_stage.graph)
-        notes = padding_notes(graph_in_form(pipeline, stage, unpadded)[0], form.padded) if form.padded else ()
+        notes = PADDING.notes(graph_in_form(pipeline, stage, unpadded)[0], form.padded) if form.padded else ()
         content = content.in_form(of_stage.form, notes)
         if form.activations_offloaded:
             _check_host(content, of_stage.problem.cluster, of_stage.extra_in_flight)

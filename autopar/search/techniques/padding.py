@@ -4,50 +4,58 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from autopar.cost.compute import operator_bytes, operator_flops
 from autopar.ir import Graph
 from autopar.ir.loops import runs_inside
 from autopar.ir.phases import is_stage_loop
-from autopar.plan import Plan, Stage
 from autopar.search.problem import Problem
+from autopar.search.techniques.base import Asked
 from autopar.sharding.padding import PaddedDim, PaddedDims, candidates, named, operators_of, types_of
 
 
-def paddings_of(problem: Problem, plan: Plan) -> list[tuple[PaddedDim, ...]]:
-    """`paddings` of a step that has a plan of one stage without padding.
+@dataclass(frozen=True)
+class PaddingOfDims:
+    """Padding; a value has one dim of each class that is padded.
 
     What lies on hosts has none, nor have layers that are updated one at a time, nor has the batch where microbatches
-    split it: its padding would mix them.
-
-    Args:
-        problem: the step in one microbatch.
-        plan: of it.
+    of one stage split it: its padding would mix them. Microbatches of a stage of a pipeline are padded each by itself.
     """
-    if not _may_pad(problem, plan.stages[0]):
-        return []
-    classes = paddings(problem)
-    return classes if plan.num_microbatches == 1 else [dims for dims in classes if not _pads_batch(problem.graph, dims)]
+
+    field: str = "padded"
+
+    def obstacle(self, asked: Asked) -> str:
+        """See `PlannedTechnique`."""
+        return _ruled_out(asked) or ("" if self.options(asked) else "the devices divide all dims that are worth it")
+
+    def options(self, asked: Asked) -> tuple[tuple[PaddedDim, ...], ...]:
+        """See `PlannedTechnique`."""
+        if _ruled_out(asked):
+            return ()
+        problem, classes = asked.problem, paddings(asked.problem)
+        mixes = not asked.is_stage and asked.planned is not None and asked.planned.form.microbatches > 1
+        return tuple(dims for dims in classes if not (mixes and _pads_batch(problem.graph, dims)))
+
+    def notes(self, graph: Graph, value: tuple[PaddedDim, ...]) -> tuple[str, ...]:
+        """See `PlannedTechnique`."""
+        return padding_notes(graph, value)
 
 
-def stage_paddings(problem: Problem, stage: Stage) -> list[tuple[PaddedDim, ...]]:
-    """`paddings` of a stage of a pipeline that has a plan without padding; each microbatch is padded by itself.
-
-    Slices of tokens have none.
-
-    Args:
-        problem: of the stage, in its form but for segments.
-        stage: as it is planned.
-    """
-    if problem.request.token_slices is not None or not _may_pad(problem, stage):
-        return []
-    return paddings(problem)
+PADDING = PaddingOfDims()
 
 
-def _may_pad(problem: Problem, stage: Stage) -> bool:
-    """Whether a stage keeps no state on hosts, and updates no layers one at a time."""
-    by_layer = stage.form.layered_update or stage.form.backward_update
-    return not (by_layer or stage.host_bytes or problem.job.offload in ("layers", "update"))
+def _ruled_out(asked: Asked) -> str:
+    request, stage = asked.problem.request, asked.planned
+    if not request.padding or asked.problem.cluster.num_devices == 1:
+        return "one device divides all dims" if request.padding else "padding=False"
+    if request.token_slices is not None:
+        return "slices of tokens take dims as they are"
+    if asked.problem.job.offload in ("layers", "update") or (stage is not None and stage.host_bytes):
+        return "what lies on hosts has no padding"
+    if stage is not None and (stage.form.layered_update or stage.form.backward_update):
+        return "layers are updated one at a time"
+    return ""
 
 
 def _pads_batch(graph: Graph, dims: Sequence[PaddedDim]) -> bool:
@@ -62,8 +70,6 @@ def paddings(problem: Problem) -> list[tuple[PaddedDim, ...]]:
     Each is a plan of its own: of a step of hundreds of operators the largest class is tried alone, of a large one none.
     """
     policy, shards = problem.policy.padding, problem.cluster.num_devices
-    if not problem.request.padding or shards == 1:
-        return []
     padded_classes = candidates(problem.graph, shards, policy.most_waste)
     if not padded_classes:
         return []

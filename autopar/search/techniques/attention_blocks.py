@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from autopar.ir import Graph
 from autopar.ir.blockwise import find
 from autopar.plan import Plan
+from autopar.plan.content import blocks_note
 from autopar.search.problem import Problem
+from autopar.search.techniques.base import Asked
 
 
 def block_scores(problem: Problem) -> int:
@@ -14,6 +18,31 @@ def block_scores(problem: Problem) -> int:
         return 0
     least = 1 if problem.request.attention == "blocks" else problem.policy.attention.least_scores
     return least if _has_cores(problem.graph, least) else 0
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Attention in blocks; a value is the number of scores of one head from which on."""
+
+    field: str = "block_scores"
+
+    def obstacle(self, asked: Asked) -> str:
+        """See `PlannedTechnique`."""
+        if asked.problem.request.attention == "plain":
+            return "attention='plain' takes it as it is written"
+        return "" if block_scores(asked.problem) else "no attention has as many scores"
+
+    def options(self, asked: Asked) -> tuple[int, ...]:
+        """See `PlannedTechnique`."""
+        scores = block_scores(asked.problem)
+        return (scores,) if scores else ()
+
+    def notes(self, graph: Graph, value: int) -> tuple[str, ...]:
+        """See `PlannedTechnique`."""
+        return blocks_note(value)
+
+
+BLOCKS = Blocks()
 
 
 def stage_block_scores(problem: Problem, one_stage: Plan | None) -> int:

@@ -46,6 +46,15 @@ def test_gradients(x64, name):
             np.testing.assert_allclose(got, want, rtol=1e-12)
 
 
+def test_a_step_of_loops_of_no_trips_is_planned_and_runs(x64):
+    rng = np.random.default_rng(0)
+    args = jnp.asarray(rng.standard_normal((SIZE, SIZE))), jnp.asarray(rng.standard_normal((SIZE, SIZE)))
+    step = step_of(lambda w, x: sum(jnp.mean(FORMS[n](w, x) ** 2) for n in ("no layers", "fori", "map", "in a loop")))
+    got, want = autopar.parallelize(step, num_microbatches=2)(*args), jax.jit(step)(*args)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-10)
+
+
 def test_empty_stacks_have_their_types(x64):
     def step(x, key):
         return lax.scan(lambda c, _: (c, (c, c > 0, jax.random.key(1))), x, None, length=0)[1], key

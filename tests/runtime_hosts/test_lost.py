@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import autopar
 from autopar.runtime.hosts.supervise import AGAIN, SupervisedJob, supervise
 from benchmarks.kills import train
 from tests.runtime_hosts.launch import ROOT, free_port, run
@@ -94,7 +95,8 @@ def test_what_a_killed_supervisor_started_ends_with_it() -> None:
         "script = 'sleep 300 & echo $! $$; wait'\n"
         "supervise(SupervisedJob(('sh', '-c', script), 2, 2, 0, 60.0), lambda text: None)\n"
     )
-    supervisor = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    folder = Path(autopar.__file__).parents[1]  # the copy that is tested, which may lie elsewhere than the tests
+    supervisor = subprocess.Popen([sys.executable, "-c", program], cwd=folder, stdout=subprocess.PIPE, text=True)
     assert supervisor.stdout is not None
     with supervisor.stdout as lines:
         pids = [int(pid) for _ in range(2) for pid in lines.readline().split()]

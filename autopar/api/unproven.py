@@ -13,7 +13,7 @@ from autopar.errors import AutoparError, PlanMismatchError
 from autopar.frontend import Traced
 from autopar.lower.program import plan_tables
 from autopar.plan import Plan
-from autopar.sharding.verify_plan import verify_plan, wrong_entry
+from autopar.sharding.verify_plan import verify_arguments, verify_plan, wrong_entry
 
 
 def verify_unproven(plan: Plan, traced: Traced, donated: Sequence[int]) -> None:
@@ -30,6 +30,8 @@ def verify_unproven(plan: Plan, traced: Traced, donated: Sequence[int]) -> None:
         return
     if plan.num_stages == 1:
         verify_plan(traced.graph, plan.content, plan_tables(plan))
+    else:
+        verify_arguments(traced.graph, plan.content)
     given_up = {traced.arguments[n][0] for n in donated}
     for n, path in enumerate(plan.content.donated):
         if path not in given_up:

@@ -43,6 +43,62 @@ def verify_plan(graph: Graph, content: PlanContent, tables: PathTables, at: str 
     _Verifier(graph, content, tables, at).run()
 
 
+def verify_arguments(graph: Graph, content: PlanContent) -> None:
+    """Raises PlanMismatchError unless a plan of several stages says right how arguments and results lie.
+
+    Args:
+        graph: the program.
+        content: of the plan.
+    """
+    for n, o in enumerate(graph.outputs):
+        if n < len(content.outputs) and content.outputs[n].updates != o.updates:
+            raise wrong_entry(f"plan.outputs[{n}].updates", f"{o.path} replaces {o.updates}")
+    values = [(i.name, i.type) for i in graph.inputs], [(o.path, o.type) for o in graph.outputs]
+    for name, there, records in zip(("inputs", "outputs"), values, (content.inputs, content.outputs), strict=True):
+        if len(records) != len(there):
+            raise wrong_entry(f"plan.{name}", f"there are {len(there)}, not {len(records)}")
+        for n, (record, (path, type)) in enumerate(zip(records, there, strict=True)):
+            at = f"plan.{name}[{n}]"
+            if record.path != path:
+                raise wrong_entry(f"{at}.path", f"this is {path!r}")
+            if record.type != str(type):
+                raise wrong_entry(f"{at}.type", f"{path} is {type}")
+            if not 0 <= record.stage < len(content.stages):
+                raise wrong_entry(f"{at}.stage", f"there are {len(content.stages)} stages")
+            sizes = content.stages[record.stage].mesh_shape
+            if checked_layout(record.layout, type, sizes, f"{at}.layout").partial:
+                raise wrong_entry(f"{at}.layout", f"{path} is no partial result")
+
+
+def checked_layout(text: str, type: TensorType, sizes: Mapping[str, int], path: str) -> Layout:
+    """The layout that an entry of a plan says.
+
+    Args:
+        text: the entry.
+        type: of the value that lies so.
+        sizes: of the axes of its mesh.
+        path: of the entry.
+
+    Raises:
+        PlanMismatchError: it is no layout of this type on this mesh.
+    """
+    try:
+        layout = Layout.parse(text)
+    except ValueError as error:
+        raise wrong_entry(path, str(error)) from error
+    names = (*layout.axes, *layout.partial)
+    unknown = [a for a in names if a not in sizes]
+    if unknown:
+        raise wrong_entry(path, f"{text} names {unknown[0]!r}; the mesh has {', '.join(sizes)}")
+    if len(set(names)) != len(names):
+        raise wrong_entry(path, f"{text} names an axis twice")
+    if layout.reduce not in _REDUCTIONS:
+        raise wrong_entry(path, f"{text} is partial in {layout.reduce!r}; reductions are {', '.join(_REDUCTIONS)}")
+    if not layout.fits(type.shape, sizes):
+        raise wrong_entry(path, f"{text} does not divide {type} on a mesh of {dict(sizes)}")
+    return layout
+
+
 def wrong_entry(path: str, fault: str) -> PlanMismatchError:
     """The error of a plan whose entry at ``path`` is wrong."""
     return PlanMismatchError(
@@ -127,22 +183,7 @@ class _Verifier:
 
     def _layout(self, text: str, type: TensorType, path: str) -> Layout:
         """The layout that a text is of a type."""
-        try:
-            layout = Layout.parse(text)
-        except ValueError as error:
-            raise self._wrong(path, str(error)) from error
-        sizes = self.tables.mesh.sizes
-        names = (*layout.axes, *layout.partial)
-        unknown = [a for a in names if a not in sizes]
-        if unknown:
-            raise self._wrong(path, f"{text} names {unknown[0]!r}; the mesh has {', '.join(sizes)}")
-        if len(set(names)) != len(names):
-            raise self._wrong(path, f"{text} names an axis twice")
-        if layout.reduce not in _REDUCTIONS:
-            raise self._wrong(path, f"{text} is partial in {layout.reduce!r}; reductions are {', '.join(_REDUCTIONS)}")
-        if not layout.fits(type.shape, sizes):
-            raise self._wrong(path, f"{text} does not divide {type} on a mesh of {sizes}")
-        return layout
+        return checked_layout(text, type, self.tables.mesh.sizes, f"{self.at}.{path}")
 
     def _index(self) -> None:
         for n, record in enumerate(self.content.operators):

@@ -86,6 +86,21 @@ def test_stages_are_proven_each_by_itself() -> None:
     assert "wrong at plan.parts[1].fingerprint" in outcome
 
 
+def test_arguments_of_a_pipeline_are_proven_too() -> None:
+    edits = edits_of("pipeline")
+    content = edits.plan.content
+    swapped = (content.inputs[1], content.inputs[0], *content.inputs[2:])
+    assert "wrong at plan.inputs[0].path" in edits.outcome(changed(edits, inputs=swapped))
+    deep = msgspec.structs.replace(content.inputs[0], layout="[.,.,x]")
+    assert "wrong at plan.inputs[0].layout" in edits.outcome(changed(edits, inputs=(deep, *content.inputs[1:])))
+    part = content.parts[0]
+    at, loop = next((n, r) for n, r in enumerate(part.operators) if r.id.rpartition("/")[2] == "scan.0")
+    partial = msgspec.structs.replace(loop, operands=("[.,.]+sum(x)", *loop.operands[1:]))
+    other = msgspec.structs.replace(part, operators=(*part.operators[:at], partial, *part.operators[at + 1 :]))
+    outcome = edits.outcome(changed(edits, parts=(other, *content.parts[1:])))
+    assert outcome.startswith("typed PlanMismatchError: the plan is wrong at plan.parts[0].operators"), outcome
+
+
 def test_an_edit_that_is_right_runs_and_has_no_digest_until_it_is_planned_again() -> None:
     """Where an argument lies is a matter of taste: it is gathered, or split, before it is read."""
     edits = edits_of("three axes")

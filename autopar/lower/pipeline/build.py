@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from msgspec import structs
@@ -153,6 +153,8 @@ def cut_programs(step: Step, plan: Plan, platform: str = "cpu", *, separate_stat
             stage, decisions, inputs, outputs, split=table.splits_backward, separate_state=separate_state,
             slices=slices,
         )  # fmt: skip
+        if plan.unproven:
+            verify_reads(of_stage, f"plan.parts[{len(sizes)}]")
         options = tuple(where_memory_is_short(part, platform).items())
         programs += [replace(p, compiler_options=options) for p in of_stage]
         sizes.append(part.stages[0].mesh_shape)
@@ -179,6 +181,18 @@ def verify_stage(graph: Graph, content: PlanContent, stage: int, tables: PathTab
     verify_plan(graph, part, tables, at)
     if content.stages[stage].mesh_axes != part.stages[0].mesh_axes:
         raise wrong_entry(f"plan.stages[{stage}].mesh_axes", f"the stage's plan has {part.stages[0].mesh_axes}")
+
+
+def verify_reads(programs: Iterable[StageProgram], at: str) -> None:
+    """Raises PlanMismatchError where the programs of a stage take an argument of the step as a partial sum.
+
+    Args:
+        programs: of the stage.
+        at: path of its plan.
+    """
+    for port in (p for program in programs for p in program.reads):
+        if port.ref.kind in ("in", "batch") and port.layout.partial:
+            raise wrong_entry(f"{at}.operators", f"{port.ref.name} is taken as {port.layout}, and is no partial result")
 
 
 def _checked(forward: Sequence[str], members: tuple[tuple[str, ...], ...]) -> tuple[tuple[str, ...], ...]:

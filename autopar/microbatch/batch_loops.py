@@ -75,6 +75,8 @@ def _independent(op: Operator) -> BatchLoop | None:
             sums.add(n)
         else:
             return None
+    if counters and op.attr("reverse"):
+        return None  # parts are counted from the last one
     numbers = {scan.body.inputs[scan.num_consts + n].name for n in counters}
     return BatchLoop(frozenset(sums), frozenset(counters), _reads(scan, numbers))
 

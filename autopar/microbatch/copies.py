@@ -99,7 +99,7 @@ def _parts(graph: Graph) -> dict[str, _Part]:
         if isinstance(source, str) and op.primitive in ("slice", "split", "dynamic_slice"):
             shape = graph.types[source].shape
             for v, (start, size) in zip(op.results, _rows(op, shape), strict=False):
-                if 0 < size < shape[0] and not shape[0] % size and not start % size:
+                if 0 < size < shape[0] and not shape[0] % size and not start % size and start < shape[0]:
                     parts[v.name] = _Part(source, shape[0] // size, start // size)
     return parts
 

@@ -141,6 +141,35 @@ def test_loops_that_go_over_something_else_stay(x64):
     assert parts_side_by_side(whole) is whole
 
 
+def beyond(loss, params, parts):
+    """Parts are rows of the batch, of which the last is read from beyond the end: there the last rows are read."""
+    rows = parts.reshape(-1, WIDTH)
+    size = rows.shape[0] // PARTS
+    starts = [k * size for k in range(PARTS - 1)] + [PARTS * size]
+    grads = [jax.grad(loss)(params, lax.dynamic_slice_in_dim(rows, start, size)) for start in starts]
+    return jax.tree.map(lambda *g: sum(g) / PARTS, *grads), 0.0
+
+
+def counted_down(loss, params, parts):
+    """The loop goes over parts from the last one on, and counts from zero."""
+
+    def body(carry, part):
+        number, grads = carry
+        return (number + 1, jax.tree.map(jnp.add, grads, jax.grad(loss)(params, part * number))), None
+
+    start = 0, jax.tree.map(jnp.zeros_like, params)
+    return lax.scan(body, start, parts, reverse=True)[0][1], 0.0
+
+
+@pytest.mark.parametrize("form", [beyond, counted_down])
+def test_parts_that_are_taken_in_another_order_stay(x64, form):
+    step, args = case(form, model)
+    whole, leaves = traced(step, args)
+    apart = parts_side_by_side(whole)
+    for got, want in zip(run(apart, leaves), jax.tree.leaves(jax.jit(step)(*args)), strict=True):
+        np.testing.assert_allclose(numbers(got), numbers(want), rtol=1e-12, atol=1e-14)
+
+
 def assert_in_stages(form, loss, of_parts=False, microbatches="auto"):
     """Two stages give the values of one device."""
     step, args = case(form, loss, of_parts)

@@ -53,8 +53,11 @@ def verify_arguments(graph: Graph, content: PlanContent) -> None:
     for n, o in enumerate(graph.outputs):
         if n < len(content.outputs) and content.outputs[n].updates != o.updates:
             raise wrong_entry(f"plan.outputs[{n}].updates", f"{o.path} replaces {o.updates}")
-    values = [(i.name, i.type) for i in graph.inputs], [(o.path, o.type) for o in graph.outputs]
-    for name, there, records in zip(("inputs", "outputs"), values, (content.inputs, content.outputs), strict=True):
+    ports: list[tuple[str, Sequence[InputRecord | OutputRecord], list[tuple[str, TensorType]]]] = [
+        ("inputs", content.inputs, [(i.name, i.type) for i in graph.inputs]),
+        ("outputs", content.outputs, [(o.path, o.type) for o in graph.outputs]),
+    ]
+    for name, records, there in ports:
         if len(records) != len(there):
             raise wrong_entry(f"plan.{name}", f"there are {len(there)}, not {len(records)}")
         for n, (record, (path, type)) in enumerate(zip(records, there, strict=True)):

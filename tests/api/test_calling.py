@@ -184,11 +184,6 @@ def test_results_that_are_no_arrays():
     assert_trees_same((got["x"], got["numpy"]), (jnp.ones(8), jnp.ones(3)))
 
 
-def test_numpy_arrays_of_strings_are_static():
-    got = parallelize(lambda x, names: (x * len(names), names))(jnp.ones(8), np.array(["a", "b"]))
-    assert got[0][0] == 2 and list(got[1]) == ["a", "b"]
-
-
 def test_containers_that_refuse_other_leaves():
     def step(s, x):
         return Strict(s.array + x.sum(0)), x

@@ -171,27 +171,35 @@ def perceptron(p, x):
     return jnp.mean(x**2)
 
 
-def test_a_loop_that_adds_up_gradients_in_stages_names_itself_and_a_remedy_that_helps():
+def test_a_loop_that_adds_up_gradients_runs_in_stages():
     p, x = [jnp.eye(16)] * 4, jnp.linspace(-1, 1, 512).reshape(32, 16)
-    with pytest.raises(autopar.InfeasiblePlanError, match="inside of a loop") as caught:
-        parallelize(accumulated, num_stages=2, num_microbatches=4)(p, x)
-    assert "num_microbatches=4" in caught.value.remedy
-    assert "accumulated" in caught.value.source
-
-    def whole(p, x):
-        loss, g = jax.value_and_grad(perceptron)(p, x)
-        return jax.tree.map(lambda w, g: w - 0.1 * g, p, g), loss
-
-    got, want = parallelize(whole, num_stages=2, num_microbatches=4)(p, x), accumulated(p, x)
+    got, want = parallelize(accumulated, num_stages=2, num_microbatches=4)(p, x), accumulated(p, x)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def local_steps(p, x):
+    """A step of gradient descent on each of four parts of the batch, in a loop of the user's own."""
+
+    def step(p, part):
+        return jax.tree.map(lambda w, g: w - 0.1 * g, p, jax.grad(perceptron)(p, part)), None
+
+    return jax.lax.scan(step, p, x.reshape(4, -1, 16))[0]
+
+
+def test_a_loop_whose_parts_need_each_other_names_itself_in_stages():
+    p, x = [jnp.eye(16)] * 4, jnp.linspace(-1, 1, 512).reshape(32, 16)
+    with pytest.raises(autopar.InfeasiblePlanError, match="inside of a loop") as caught:
+        parallelize(local_steps, num_stages=2, num_microbatches=4).plan(p, x)
+    assert "num_microbatches=4" in caught.value.remedy
+    assert "local_steps" in caught.value.source
 
 
 def test_such_a_loop_in_python_is_named_too():
     def chunks(p, x):
         total = jax.tree.map(jnp.zeros_like, p)
-        for part in x.reshape(4, -1, 16):
-            total = jax.tree.map(jnp.add, total, jax.grad(perceptron)(p, part))
+        for part in x.reshape(4, -1, 16):  # each part needs the one before
+            total = jax.tree.map(jnp.add, total, jax.grad(perceptron)(p, part + total[0][0]))
         return jax.tree.map(lambda w, g: w - 0.1 * g / 4, p, total)
 
     p, x = [jnp.eye(16)] * 4, jnp.linspace(-1, 1, 512).reshape(32, 16)

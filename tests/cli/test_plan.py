@@ -100,8 +100,8 @@ def test_precision_and_formats_reach_the_plan(run: Run) -> None:
     ("option", "value", "says"),
     [
         ("--wire", "gradients", "is not ROLE=FORMAT"),
-        ("--wire", "activations=int8", "no role"),
-        ("--wire", "weights=int3", "no format"),
+        ("--wire", "activations=int8", "not a role"),
+        ("--wire", "weights=int3", "not a wire format"),
         ("--precision", "f64", "no precision"),
     ],
 )

@@ -274,7 +274,8 @@ def test_a_region_with_numbers_in_a_program_that_is_traced_again():
         return jax.value_and_grad(lambda w, v: jnp.sin(f(w, v)).sum(), (0, 1))(w, v)
 
     args = (array(15), array(8, 3))
-    options = ParallelOptions(cluster=MIDDLE, mesh_shape=(2, 4), search=padded_plan(step, args, 3), num_stages=1)
+    search = padded_plan(step, args, 3)  # a drawn plan of another form may be faster
+    options = ParallelOptions(cluster=MIDDLE, mesh_shape=(2, 4), search=search, num_stages=1, remat="none")
     compiled = parallelize_with(step, options).compile(*args)
     assert compiled.plan.stages[0].form.padded
     assert_trees_same(compiled(*args), jax.jit(step)(*args))

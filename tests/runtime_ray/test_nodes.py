@@ -95,7 +95,7 @@ def test_the_memory_of_a_device_is_that_which_ray_names() -> None:
         (TABLE[1:2], ("gpu", None, None, None), "no machine of the cluster has a GPU"),
         (TABLE, ("gpu", 3, 8, None), "room for 2"),
         (TABLE, ("gpu", None, 16, None), "room for 0"),
-        (TABLE, ("fpga", None, None, None), "'fpga' is no kind"),
+        (TABLE, ("fpga", None, None, None), "'fpga' is not a kind"),
         (TABLE, ("cpu", 99, None, None), "99 workers need a CPU each; Ray has 20"),
         ([node("a", GPU=1.0, type_L4=1.0)], ("auto", None, None, None), "type L4: no cluster file"),
         ([node("a", GPU=1.0)], ("auto", None, None, None), "type unknown"),

@@ -99,7 +99,7 @@ def test_every_instruction_is_read_back():
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"table": 1}', "x"])
 def test_what_is_no_program_is_refused(text):
-    with pytest.raises(ScheduleError, match="no program of instructions"):
+    with pytest.raises(ScheduleError, match="not a program of instructions"):
         Program.from_json(text)
 
 

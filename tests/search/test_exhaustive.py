@@ -59,7 +59,7 @@ def test_only_thresholds_of_effort_differ():
 
 
 def test_an_effort_is_one_of_four_words():
-    with pytest.raises(AutoparError, match="no effort of a search"):
+    with pytest.raises(AutoparError, match="not a search effort"):
         ParallelOptions(effort="3")
     told = CliRunner().invoke(main, ["plan", "x.py:f", "--effort", "3"])
     assert told.exit_code == 2 and all(repr(word) in told.output for word in EFFORTS)

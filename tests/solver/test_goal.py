@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -20,6 +21,9 @@ from examples import mlp
 from tests.search.problems import problem_of, toy
 from tests.solver.problems import dense_problem, random_problem, with_usages
 from tests.solver.test_wide import CountingSolver
+
+#: The module: the package has its function under the name.
+SOLVE = sys.modules["autopar.solver.solve"]
 
 
 def test_the_words() -> None:
@@ -92,7 +96,7 @@ def test_the_engine_is_not_asked_for_what_is_close_or_useless() -> None:
 
 
 def test_a_large_problem_within_the_gap_is_not_proven(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autopar.solver.solve.TINY", 0)
+    monkeypatch.setattr(SOLVE, "TINY", 0)
     for problem in short_of_memory():
         engine = CountingSolver()
         solve_bounded(problem, engine)
@@ -126,8 +130,8 @@ def test_a_large_program_is_left_out_where_little_could_be_won(monkeypatch: pyte
         asked, spared = CountingSolver(), CountingSolver()
         exact = solve_bounded(problem, asked, goal=goal)
         with monkeypatch.context() as changed:
-            changed.setattr("autopar.solver.solve.WIDE_GAP", math.inf)
-            changed.setattr("autopar.solver.solve._NEAR_COLUMNS", 0)
+            changed.setattr(SOLVE, "WIDE_GAP", math.inf)
+            changed.setattr(SOLVE, "_NEAR_COLUMNS", 0)
             near = solve_bounded(problem, spared, goal=goal)
         if asked.calls and not spared.calls:
             left_out += 1
@@ -147,7 +151,7 @@ def test_a_wide_program_without_memory_rows_ends_with_an_honest_gap(monkeypatch:
     exact = solve_bounded(problem, asked, most_entries=1, goal=goal)
     assert exact.status is Status.OPTIMAL and asked.calls
     with monkeypatch.context() as changed:
-        changed.setattr("autopar.solver.solve._FREE_COLUMNS", 0)
+        changed.setattr(SOLVE, "_FREE_COLUMNS", 0)
         ended = solve_bounded(problem, spared, most_entries=1, goal=goal)
     assert ended.status is Status.FEASIBLE and not spared.calls
     assert ended.lower_bound <= exact.objective + 1e-9 and ended.objective >= exact.objective - 1e-9

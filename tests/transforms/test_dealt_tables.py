@@ -160,7 +160,7 @@ def test_mistakes_are_told() -> None:
         r"indices float32\[5, 2\]": lambda: deal.lookup(packed, jnp.zeros((5, 2))),
         r"weights \[5\]": lambda: deal.lookup(packed, ids, jnp.ones(5)),
         r"an array \[2, 4, 4\]": lambda: deal.unpack(jnp.ones((2, 4, 4))),
-        "no deal": lambda: TableDeal.from_json("[]"),
+        "not a deal": lambda: TableDeal.from_json("[]"),
         "format 2": lambda: TableDeal.from_json(deal.to_json().replace('"format": 1', '"format": 2')),
         "in slots": lambda: TableDeal(("a",), (3,), (2,), 2),
         "and 1 slots": lambda: TableDeal(("a", "b"), (3, 2), (0,), 2),

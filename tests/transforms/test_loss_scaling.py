@@ -121,5 +121,5 @@ def test_what_cannot_be_scaled_is_refused():
     with pytest.raises(TraceError, match="begins with the cotangent 1"):
         scaled = loss_scaled(looped)
         scaled(scaled.init(jnp.eye(3)), jnp.ones((2, 4, 3)))
-    with pytest.raises(AutoparError, match="no power of two"):
+    with pytest.raises(AutoparError, match="not a power of two"):
         loss_scaled(looped, scale=3.0)

@@ -125,6 +125,8 @@ def run(suite: Suite, mode: str, limits: Limits, tests: Sequence[str] = ()) -> d
     out = limits.out
     root, files = files_of(suite, out)
     chosen = [str(root / t) for t in tests] or [str(f) for f in files if limits.files in str(f)]
+    if not chosen:  # pytest would take the tests of this folder
+        raise FileNotFoundError(f"no test file of {suite.package} with {limits.files!r} in its path is below {root}")
     written = out / f"{suite.package}-{mode}.json"
     environment = {
         **os.environ,

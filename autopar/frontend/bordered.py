@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from autopar._compat.loops import plain_params
 from autopar.frontend.attrs import attrs_of
+from autopar.frontend.folding import Folding
 from autopar.ir import Operand, Operator, TensorType, Value
 
 #: Positions along a dim of an array, and those of the source that are added up there, in pairs.
@@ -165,7 +166,7 @@ def fold_borders(
     return folding.operators, folding.renamed(returned), folding.changed
 
 
-class _Folding:
+class _Folding(Folding):
     """One walk over the operators of a graph."""
 
     def __init__(
@@ -176,10 +177,8 @@ class _Folding:
         params_of: Callable[[str], _Params],
         fixed: Callable[[Operand], Any],
     ) -> None:
-        self.operators = list(operators)
-        self.params_of, self.fixed = params_of, fixed
+        super().__init__(operators, params_of, fixed)
         self.changed: dict[str, tuple[Primitive, _Params]] = {}
-        self.names: dict[str, str] = {}
         self.types = dict(types)
         self.readers: dict[str, list[int]] = {}
         for n, op in enumerate(operators):
@@ -188,15 +187,9 @@ class _Folding:
         self.kept = Counter(o for o in returned if isinstance(o, str))
         self.producers = {v.name: (n, k) for n, op in enumerate(operators) for k, v in enumerate(op.results)}
 
-    def renamed(self, operands: Sequence[Operand]) -> tuple[Operand, ...]:
-        """Operands under the names that their values have now."""
-        return tuple(self.names.get(o, o) if isinstance(o, str) else o for o in operands)
-
     def visit(self, n: int) -> None:
         """Folds the borders of a convolution's operand into it, or makes a sum part of what it sums, or a roll."""
-        op = self.operators[n]
-        if any(o in self.names for o in op.reads):
-            op = self.operators[n] = replace(op, operands=self.renamed(op.operands))
+        op = self.taken_up(n)
         if op.primitive == _CONVOLUTION:
             self._borders(n)
         elif op.primitive == "concatenate":

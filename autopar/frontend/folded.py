@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 from autopar._compat.loops import plain_params
 from autopar.frontend.attrs import attrs_of
+from autopar.frontend.folding import Folding
 from autopar.ir import Operand, Operator, Value
 
 #: By dim: positions before, behind and between elements, as `jax.lax.pad` takes them; negative ones are cut off.
@@ -56,7 +57,7 @@ def fold_padding(
     return folding.operators, folding.renamed(returned), folding.params
 
 
-class _Folding:
+class _Folding(Folding):
     """One walk over the operators of a graph."""
 
     def __init__(
@@ -66,23 +67,15 @@ class _Folding:
         params_of: Callable[[str], _Params],
         fixed: Callable[[Operand], Any],
     ) -> None:
-        self.operators = list(operators)
-        self.params_of, self.fixed = params_of, fixed
+        super().__init__(operators, params_of, fixed)
         self.params: dict[str, _Params] = {}
-        self.names: dict[str, str] = {}
         self.readers = Counter(o for op in operators for o in op.reads)
         self.readers.update(o for o in returned if isinstance(o, str))
         self.producers = {v.name: n for n, op in enumerate(operators) for v in op.results}
 
-    def renamed(self, operands: Sequence[Operand]) -> tuple[Operand, ...]:
-        """Operands under the names that their values have now."""
-        return tuple(self.names.get(o, o) if isinstance(o, str) else o for o in operands)
-
     def visit(self, n: int) -> None:
         """Folds the padding of an operator's operands into it, or the crop that it is into what made its operand."""
-        op = self.operators[n]
-        if any(o in self.names for o in op.reads):
-            op = self.operators[n] = replace(op, operands=self.renamed(op.operands))
+        op = self.taken_up(n)
         if op.primitive in _NEUTRAL:
             for operand in range(2 if op.primitive == _CONVOLUTION else 1):
                 self._pad(n, operand)

@@ -71,7 +71,7 @@ def at_end(axes: tuple[str, ...], context: LocalContext) -> tuple[Any, Any]:
 
 
 def _as_many(end: Any, like: Any, dim: int, *, last: bool) -> Any:
-    """As many elements of an end as ``like`` has, its last or its first ones; zeros for those that are missing."""
+    """An end with as many elements as ``like``: its own are the last or the first of them, zeros the others."""
     missing = like.shape[dim] - end.shape[dim]
     config = [(0, 0, 0)] * end.ndim
     config[dim] = (missing, 0, 0) if last else (0, missing, 0)

@@ -14,7 +14,7 @@ from autopar.plan import Considered, Plan
 from autopar.plan.text import bytes_text
 from autopar.search.anytime import OfParts, faster_by
 from autopar.search.assemble import assemble, step_bound_s
-from autopar.search.built import built_for, sharding_problem_of
+from autopar.search.built import sharding_problem_of, without_room
 from autopar.search.clock import Clock
 from autopar.search.intra import ShardingProblem, extract
 from autopar.search.intra.host import least_device_memory
@@ -206,15 +206,15 @@ def _without_limit(problem: Problem, looked: Looked, clock: Clock, cutoff_s: flo
         cutoff_s: a step of another mesh, or one that another plan takes: beyond it the mesh is given up.
     """
     sharding_problem = looked.sharding_problem
-    built, key = built_for(problem), (sharding_problem.mesh, cutoff_s, looked.solution)
-    if key not in built.unlimited:
-        counted = built.meters["unlimited", *key] = Meter()
-        with clock.phase("solve"):
-            choices = replace(sharding_problem.problem, limit_bytes=None, meter=counted)
-            built.unlimited[key] = solve_mesh(problem, choices, known=looked.solution, cutoff_s=cutoff_s)
-    known_s = None if looked.solution is None else (looked.solution.objective, looked.solution.lower_bound)
-    built.count(problem.meter, ("unlimited", *key), f"unlimited {sharding_problem.mesh} {cutoff_s!r} {known_s!r}")
-    free = built.unlimited[key]
+    look = looked.solution
+    of = (sharding_problem.mesh, cutoff_s, None if look is None else (look.objective, look.lower_bound))
+
+    def solved(meter: Meter) -> Solution:
+        choices = replace(sharding_problem.problem, limit_bytes=None, meter=meter)
+        return solve_mesh(problem, choices, known=look, cutoff_s=cutoff_s)
+
+    with clock.phase("solve"):
+        free = without_room(problem, "unlimited", of, solved)
     given_up = free.status is not Status.OPTIMAL and free.lower_bound > cutoff_s
     fits = (
         free.found and not given_up and peak_bytes(sharding_problem.problem, free.choice) <= problem.memory_limit_bytes

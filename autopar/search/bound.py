@@ -64,25 +64,6 @@ class Freedom:
         )
 
 
-@dataclass(frozen=True)
-class _KeptBound:
-    """A bound that was computed.
-
-    Args:
-        graph, cost: of which.
-        seconds: the bound.
-    """
-
-    graph: Graph
-    cost: CostModel
-    seconds: float
-
-    @property
-    def entries(self) -> int:
-        """Number of entries, for a `Memo`."""
-        return 1
-
-
 def bounded(plan: Plan, problem: Problem, freedom: Freedom) -> Plan:
     """A plan, of one stage or of several, where more than its sharding was free, with a bound over all of it.
 
@@ -107,12 +88,9 @@ def bound_s(problem: Problem, freedom: Freedom) -> float:
         problem: the step, in one microbatch, and all devices.
         freedom: over which plans it holds.
     """
-    key, graph, cost = ("bound", id(problem.graph), freedom), problem.graph, problem.cost_model
-    known = problem.memo.get(key)
-    if not isinstance(known, _KeptBound) or known.graph is not graph or known.cost != cost:
-        known = _KeptBound(graph, cost, work_bound_s(graph, cost, freedom))
-        problem.memo.keep(key, known)
-    return known.seconds
+    graph, cost = problem.graph, problem.cost_model
+    key = problem.store.key("bound", graph, cost, freedom)
+    return problem.store.once(key, lambda: work_bound_s(graph, cost, freedom))
 
 
 def work_bound_s(graph: Graph, cost: CostModel, freedom: Freedom | None = None) -> float:

@@ -14,7 +14,6 @@ from autopar.search.enumeration.side_by_side import side_by_side
 from autopar.search.outcome import Bounded
 from autopar.search.pipeline_trials import PipelineSearch, PipelineTrial, fastest_of, nothing_planned, seconds_of
 from autopar.search.problem import Problem
-from autopar.search.stage_planning.shared import CachedPlanner
 from autopar.search.trials import Trials
 
 
@@ -32,7 +31,7 @@ def branches(problem: Problem, intra: Callable[[Problem], Plan | Bounded]) -> Pl
     source, clock = problem.source, Clock()
     if source is None:
         raise _no_branches(problem)
-    search = PipelineSearch(CuttableStep(problem, source, CachedPlanner(intra)), clock, form="branches")
+    search = PipelineSearch(CuttableStep(problem, source, intra), clock, form="branches")
     trials: Trials[PipelineTrial, Plan] = Trials(search.attempt)
     plans: list[Plan] = []
     of_counts = side_by_side(problem, source)

@@ -1,123 +1,65 @@
-"""Integer programs of a graph whatever its memory limit and its microbatches in flight.
+"""Integer programs of a graph whatever its memory limit and its microbatches in flight, and looks without the limit.
 
 A stage is planned within one limit after another, and the stages of a kind differ in these two alone.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Hashable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from autopar.cluster import LogicalMesh
-from autopar.ir import Graph
 from autopar.search.clock import Clock
 from autopar.search.intra import ShardingProblem, build
 from autopar.search.intra.memory import IN_FLIGHT
 from autopar.search.policy import StagePolicy
 from autopar.search.problem import Problem
-from autopar.search.problem_data import Asked
+from autopar.search.problem_data import Conditions, in_any_room
+from autopar.search.store import Key
 from autopar.solver import Solution, first_look
 from autopar.solver.goal import PLAN_GAP, Goal
 from autopar.solver.meter import Meter
 
-#: Under which the memo of a search has what was built, and how many of these: a stage has levels of recomputation.
-_BUILT, _MOST = "built", 4
+Value = TypeVar("Value")
 
 
-def _asked(problem: Problem) -> Asked:
-    """All of a problem but its memory limit, the meshes that it may take, the seconds that its plan must stay below and
-    how many microbatches are in flight, where there are some."""
-    asked = Asked.of(problem)
-    # What may lie in host memory is measured by the limit.
-    limit = None if problem.job.offload == "none" else problem.memory_limit_bytes
-    # Looks and exact plans state the same.
+def _conditions(problem: Problem) -> Conditions:
+    """Conditions of what is stated of a problem on any mesh: looks and exact plans state the same."""
+    known = in_any_room(problem)
     meshes = replace(problem.policy.meshes, looks_only=False)
-    return replace(
-        asked,
-        job=replace(asked.job, memory_limit_bytes=limit, mesh_shape=None),
-        policy=replace(asked.policy, meshes=meshes, stages=StagePolicy()),
-        subproblem=replace(
-            asked.subproblem,
-            cutoff_s=math.inf,
-            tried_stages=None,
-            ample_memory=False,
-            extra_in_flight=min(1, asked.subproblem.extra_in_flight),
-        ),
-    )
+    policy = replace(known.policy, meshes=meshes, stages=StagePolicy())
+    return replace(known, job=replace(known.job, mesh_shape=None), policy=policy)
 
 
-@dataclass(eq=False)
-class BuiltProblems:
-    """Built parts of one problem under any memory limit, with any number of microbatches in flight.
+def without_room(problem: Problem, what: str, of: tuple[Hashable, ...], make: Callable[[Meter], Value]) -> Value:
+    """An answer about a problem that does not depend on its memory limit; its work counts once in a search.
 
     Args:
-        graph: of the problem.
-        asked: of it.
-        in_flight: microbatches in flight besides the one that runs, of which ``problems`` are.
-        problems: by mesh, and whether phases make copies of their counted, under some limit.
-        looks: without a limit, by mesh and the seconds to stay below.
-        unlimited: likewise, solutions that begin from a look.
-        key: of the graph and what is asked, the same in every process; None where something of it is a user's own.
-        meters: by what is kept here what it took.
+        problem: to be sharded.
+        what: kind of answer.
+        of: everything that it depends on besides the problem.
+        make: makes it, and counts its work.
     """
+    return problem.store.counted(key_without_room(problem, what, *of), problem.meter, make)
 
-    graph: Graph
-    asked: Asked
+
+def key_without_room(problem: Problem, what: str, *of: Hashable) -> Key:
+    """Key of an answer as of `without_room`."""
+    return problem.store.key(what, problem.graph, _conditions(problem), *of)
+
+
+@dataclass(frozen=True)
+class _Statement:
+    """A stated problem, of so many microbatches in flight besides the one that runs."""
+
+    sharding_problem: ShardingProblem
     in_flight: int
-    problems: dict[tuple[LogicalMesh, bool], ShardingProblem] = field(default_factory=dict)
-    looks: dict[tuple[LogicalMesh, float], Solution | None] = field(default_factory=dict)
-    unlimited: dict[tuple[LogicalMesh, float, Solution | None], Solution] = field(default_factory=dict)
-    key: str | None = None
-    meters: dict[Hashable, Meter] = field(default_factory=dict)
-
-    def count(self, meter: Meter, what: tuple[Hashable, ...], name: str) -> None:
-        """Counts what something that is kept here took, once in a search.
-
-        Args:
-            meter: of who asks for it.
-            what: the key of its meter; the first time it is asked for it was computed.
-            name: of it, the same in every process.
-        """
-        if self.key is not None:
-            meter.keep(f"{self.key} {name}", self.meters[what])
-        elif (counted := self.meters.get(what)) is not None:
-            meter.merge(counted)
-            self.meters[what] = Meter()
 
     @property
     def entries(self) -> int:
         """Numbers in its arrays."""
-        return sum(s.entries for s in self.problems.values())
-
-
-@dataclass(eq=False)
-class _LastBuilt:
-    """The last built problems, the newest at the end."""
-
-    problems: list[BuiltProblems] = field(default_factory=list)
-
-    @property
-    def entries(self) -> int:
-        return sum(built.entries for built in self.problems)
-
-
-def built_for(problem: Problem) -> BuiltProblems:
-    """Built parts of a problem, shared with recent ones that differ in the limit and in microbatches in flight alone.
-
-    Args:
-        problem: to be sharded.
-    """
-    last, asked = problem.memo.get(_BUILT), _asked(problem)
-    if not isinstance(last, _LastBuilt):
-        last = _LastBuilt()
-    for built in last.problems:
-        if built.graph is problem.graph and built.asked == asked:
-            return built
-    in_flight, key = problem.subproblem.extra_in_flight, asked.key(problem.graph)
-    built = BuiltProblems(problem.graph, asked, in_flight, key=key)
-    problem.memo.keep(_BUILT, _LastBuilt([*last.problems[1 - _MOST :], built]))
-    return built
+        return self.sharding_problem.entries
 
 
 def with_in_flight(built: ShardingProblem, before: int, after: int) -> ShardingProblem:
@@ -147,26 +89,23 @@ def sharding_problem_of(problem: Problem, mesh: LogicalMesh, clock: Clock, *, sp
         clock: takes the time.
         split_phases: see `build`.
     """
+    in_flight = problem.subproblem.extra_in_flight
+
+    def make(meter: Meter) -> _Statement:
+        return _Statement(build(replace(problem, meter=meter), mesh, split_phases=split_phases), in_flight)
+
     with clock.phase("program"):
-        built = built_for(problem)
-        if (mesh, split_phases) not in built.problems:
-            known = replace(problem.subproblem, extra_in_flight=built.in_flight)
-            counted = built.meters["problem", mesh, split_phases] = Meter()
-            in_form = replace(problem, subproblem=known, meter=counted)
-            built.problems[mesh, split_phases] = build(in_form, mesh, split_phases=split_phases)
-        built.count(problem.meter, ("problem", mesh, split_phases), f"problem {mesh} {split_phases}")
-        in_flight = problem.subproblem.extra_in_flight
-        sharding_problem = with_in_flight(built.problems[mesh, split_phases], built.in_flight, in_flight)
+        known = without_room(problem, "statement", (mesh, split_phases), make)
+        sharding_problem = with_in_flight(known.sharding_problem, known.in_flight, in_flight)
         limited = replace(sharding_problem.problem, limit_bytes=float(problem.memory_limit_bytes), meter=problem.meter)
         return replace(sharding_problem, problem=limited)
 
 
 def unlimited_look(problem: Problem, sharding_problem: ShardingProblem, cutoff_s: float) -> Solution | None:
     """A look at a mesh, whose phases share copies, without the memory limit."""
-    built, key = built_for(problem), (sharding_problem.mesh, cutoff_s)
-    if key not in built.looks:
-        counted = built.meters["look", *key] = Meter()
-        free = replace(sharding_problem.problem, limit_bytes=None, meter=counted)
-        built.looks[key] = first_look(free, Goal(PLAN_GAP, cutoff_s))
-    built.count(problem.meter, ("look", *key), f"look {sharding_problem.mesh} {cutoff_s!r}")
-    return built.looks[key]
+
+    def look(meter: Meter) -> Solution | None:
+        free = replace(sharding_problem.problem, limit_bytes=None, meter=meter)
+        return first_look(free, Goal(PLAN_GAP, cutoff_s))
+
+    return without_room(problem, "look", (sharding_problem.mesh, cutoff_s), look)

@@ -22,9 +22,7 @@ from autopar.search.enumeration.candidates import Candidate
 from autopar.search.outcome import Bounded
 from autopar.search.problem import Problem
 from autopar.search.source import StageSource
-from autopar.search.stage_planning.busy import BusyStages
 from autopar.search.stage_planning.candidate import plan_candidate
-from autopar.search.stage_planning.shared import StagePlanCache
 from autopar.search.trail import Region
 from autopar.search.trials import Trials
 
@@ -37,13 +35,11 @@ class PipelineTrial:
         candidate: stages and their devices.
         below_s: seconds, launches included, that its plan must stay below.
         is_optional: whether another plan is there, so that a schedule that cannot run it is no fault.
-        shares_stages: whether stages are planned once for all candidates with the same members.
     """
 
     candidate: Candidate
     below_s: float = math.inf
     is_optional: bool = False
-    shares_stages: bool = False
 
     @property
     def count(self) -> int:
@@ -62,8 +58,6 @@ class PipelineSearch:
     Args:
         step: what is planned.
         clock: takes the time of phases.
-        stage_plans: by the members of stages the plans that candidates share.
-        busy: what stages take that were planned.
         planned: plans with what they are of.
         form: "pipeline" or "branches".
         bounded: what closed all slicings before any was planned.
@@ -71,8 +65,6 @@ class PipelineSearch:
 
     step: CuttableStep
     clock: Clock
-    stage_plans: dict[tuple[tuple[str, ...], ...], StagePlanCache] = field(default_factory=dict)
-    busy: BusyStages = field(default_factory=BusyStages)
     planned: list[tuple[Plan, Candidate]] = field(default_factory=list)
     form: str = "pipeline"
     bounded: list[Bounded] = field(default_factory=list)
@@ -98,10 +90,9 @@ class PipelineSearch:
 
     def _attempt(self, trial: PipelineTrial, cutoff_s: float) -> Plan | Bounded:
         problem, candidate = self.problem, trial.candidate
-        cache = self.stage_plans.setdefault(candidate.members, {}) if trial.shares_stages else None
         with self.clock.phase("stages"):
             try:
-                plan = plan_candidate(self.step, candidate, cache, self.busy, cutoff_s)
+                plan = plan_candidate(self.step, candidate, cutoff_s)
             except ConstraintError as error:  # other slicings give the stage more devices
                 raise InfeasiblePlanError(error.fact, cause=error.cause, remedy=error.remedy) from error
             except ScheduleError as error:

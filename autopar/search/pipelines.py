@@ -40,7 +40,6 @@ from autopar.search.plain_data import is_importable
 from autopar.search.problem import Problem
 from autopar.search.sketches import Sketches
 from autopar.search.source import StageSource
-from autopar.search.stage_planning.shared import CachedPlanner
 from autopar.search.trials import Trials
 from autopar.sharding.registry import registered_rules
 from autopar.stages import cluster
@@ -77,7 +76,7 @@ def _best(
     clock, job = Clock(), problem.job
     with clock.phase("slice"):
         slicings = all_slicings(problem, source) if job.shared_stages is None else None
-    step = CuttableStep(problem, source, intra if slicings is None else CachedPlanner(intra), pool)
+    step = CuttableStep(problem, source, intra, pool)
     search = PipelineSearch(step, clock)
     trials: Trials[PipelineTrial, Plan] = Trials(search.attempt)
     plans: list[Plan] = []
@@ -124,7 +123,7 @@ def _of_few_slicings(search: PipelineSearch, trials: Trials[PipelineTrial, Plan]
     before = 0
     while before < len(plans) and _may_win(problem, plans):
         before = len(plans)
-        plans += trials.run(map(PipelineTrial, _neighbours(problem, search.source, plans, search.step.pool)))
+        plans += trials.run(map(PipelineTrial, _neighbours(search.step, plans)))
     return plans
 
 
@@ -186,12 +185,12 @@ def _rounds(search: PipelineSearch) -> Iterator[list[Candidate]]:
     than the least estimate: where that is as long as a plan at hand takes, no others are tried.
     """
     tried: set[Candidate] = set()
-    problem, source, pool, clock = search.problem, search.source, search.step.pool, search.clock
+    problem, clock = search.problem, search.clock
     policy = problem.policy.partition
     slicing_modes = [(lambda stages: fewest_blocks(problem, stages), False), (None, False), (None, True)]
     for fewest, others in slicing_modes:
         with clock.phase("slice"):
-            some = candidates(problem, source, fewest, pool, others)
+            some = candidates(search.step, fewest, others)
             if isinstance(some, Bounded):
                 search.bounded.append(some)
                 return
@@ -226,15 +225,15 @@ def _best_of_each(candidates: Sequence[Candidate], planned: set[int], most_s: fl
     return [c for c in best.values() if c.estimate_s <= most_s]
 
 
-def _neighbours(problem: Problem, source: StageSource, plans: Sequence[Plan], pool: WorkerPool) -> Iterator[Candidate]:
+def _neighbours(step: CuttableStep, plans: Sequence[Plan]) -> Iterator[Candidate]:
     """Candidates with half and twice the microbatches of the fastest plan, but those that were planned."""
     best = min(plans, key=lambda p: p.step_time)
     planned = {(p.num_stages, p.num_microbatches) for p in plans}
     for count in (best.num_microbatches // 2, 2 * best.num_microbatches):
         if count and (best.num_stages, count) not in planned:
-            job = replace(problem.job, num_stages=best.num_stages, num_microbatches=count)
+            job = replace(step.problem.job, num_stages=best.num_stages, num_microbatches=count)
             with contextlib.suppress(MicrobatchError, ScheduleError):
-                some = candidates(replace(problem, job=job), source, None, pool, False)
+                some = candidates(replace(step, problem=replace(step.problem, job=job)), None, False)
                 yield from () if isinstance(some, Bounded) else itertools.islice(some, 1)
 
 
@@ -276,4 +275,4 @@ def _with_two_stages_per_worker(problem: Problem, source: StageSource, best: Pla
         with contextlib.suppress(ScheduleError):
             candidate = uniform_candidate(problem, layers, workers * schedule.chunks, schedule, count)
             if candidate is not None:
-                yield PipelineTrial(replace(candidate, schedule=schedule), is_optional=True, shares_stages=True)
+                yield PipelineTrial(replace(candidate, schedule=schedule), is_optional=True)

@@ -13,10 +13,10 @@ from autopar.plan import Plan
 from autopar.schedule.without_flush import updates_apart
 from autopar.search.anytime import Anytime
 from autopar.search.job import Job, Request, Solving
-from autopar.search.memo import Memo
 from autopar.search.policy import SearchPolicy
 from autopar.search.progress import Progress
 from autopar.search.source import StageSource
+from autopar.search.store import Store
 from autopar.search.trail import Trail
 from autopar.search.work import units_of
 from autopar.solver.meter import Meter
@@ -91,7 +91,7 @@ class Problem:
         subproblem: what holds besides what the user asked for.
         reporting: who is told what meanwhile.
         anytime: takes whole plans, and says between two pieces of work whether to go on; None goes on to the end.
-        memo: what all problems of the search compute once.
+        store: answers that all problems of the search share.
         settings: those of jax under which the graph was traced, as text; None where they have none that is the same in
             every process.
         meter: counts what planning it takes.
@@ -109,7 +109,7 @@ class Problem:
     subproblem: Subproblem = Subproblem()
     reporting: Reporting = Reporting()
     anytime: Anytime | None = None
-    memo: Memo = field(default_factory=Memo, compare=False, repr=False)
+    store: Store = field(default_factory=Store, compare=False, repr=False)
     settings: str | None = ""
     meter: Meter = field(default_factory=Meter, compare=False, repr=False)
     trail: Trail = field(default_factory=Trail, compare=False, repr=False)

@@ -1,7 +1,6 @@
-"""A problem as plain data: all that its plan depends on but its graph, and a key of both.
+"""A problem as plain data: all that its plan depends on but its graph.
 
-`autopar.search.cache.key` makes the keys of plans on disk of it, `autopar.search.built` the keys under which work that
-is kept counts once.
+Keys of answers of a search (`autopar.search.store`) and of plans on disk (`autopar.search.cache.key`) are made of it.
 """
 
 from __future__ import annotations
@@ -9,23 +8,25 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from autopar.cluster import Cluster
 from autopar.cost import CostModel
 from autopar.errors import ScheduleError
-from autopar.ir import Graph
-from autopar.ir.text import graph_text
 from autopar.schedule import factory_named
 from autopar.search.job import Job, Request, Solving
 from autopar.search.plain_data import NotPlainError, is_own, plain_data
 from autopar.search.policy import SearchPolicy, WorkerPolicy
 from autopar.search.problem import Problem, Subproblem
+from autopar.search.store import Key, Room
 
 
 @dataclass(frozen=True)
-class Asked:
+class Conditions:
     """Everything that a plan depends on but its graph; fields as those of `Problem`."""
 
     cluster: Cluster
@@ -37,10 +38,10 @@ class Asked:
     policy: SearchPolicy
 
     @staticmethod
-    def of(problem: Problem) -> Asked:
-        """Plain data of a problem."""
+    def of(problem: Problem) -> Conditions:
+        """Conditions of a problem."""
         p = problem
-        return Asked(p.cluster, p.cost_model, p.request, p.job, p.solving, p.subproblem, p.policy)
+        return Conditions(p.cluster, p.cost_model, p.request, p.job, p.solving, p.subproblem, p.policy)
 
     def data(self) -> dict[str, Any]:
         """Data for JSON.
@@ -59,15 +60,52 @@ class Asked:
             "policy": plain_data(_deciding(self.policy)),
         }
 
-    def key(self, graph: Graph) -> str | None:
-        """A hash of it and of a graph; None where something of it is a user's own."""
+    @cached_property
+    def digest(self) -> str | None:
+        """A hash that is the same in every process; None where something is a user's own."""
         try:
             data = self.data()
         except (NotPlainError, ScheduleError):
             return None
-        digest = hashlib.sha256(json.dumps(data, sort_keys=True).encode())
-        digest.update(graph_text(graph).encode())
-        return digest.hexdigest()[:24]
+        return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:24]
+
+    def __hash__(self) -> int:
+        return hash((self.cluster.num_devices, self.job.num_microbatches, self.subproblem))
+
+
+def in_any_room(problem: Problem) -> Conditions:
+    """Conditions of answers that hold within any memory limit, and for any number of microbatches in flight above 0."""
+    known = Conditions.of(problem)
+    # What may lie in host memory is measured by the limit.
+    limit = None if problem.job.offload == "none" else problem.memory_limit_bytes
+    subproblem = replace(
+        known.subproblem,
+        cutoff_s=math.inf,
+        tried_stages=None,
+        first_count=0,
+        ample_memory=False,
+        extra_in_flight=min(1, known.subproblem.extra_in_flight),
+    )
+    return replace(known, job=replace(known.job, memory_limit_bytes=limit), subproblem=subproblem)
+
+
+def key_of_plan(problem: Problem, *more: Hashable) -> Key:
+    """Key of the plans of a problem in any room.
+
+    Args:
+        problem: what is planned.
+        more: what plans it.
+    """
+    known = in_any_room(problem)
+    job = replace(known.job, memory_limit_bytes=None)
+    subproblem = replace(known.subproblem, extra_in_flight=0, other_stages=0)
+    return problem.store.key("plan", problem.graph, replace(known, job=job, subproblem=subproblem), *more)
+
+
+def room_of(problem: Problem) -> Room:
+    """Room that the plan of a problem has to fit into."""
+    p = problem.subproblem
+    return Room(problem.memory_limit_bytes, p.extra_in_flight, p.other_stages, p.cutoff_s)
 
 
 def _deciding(policy: SearchPolicy) -> SearchPolicy:

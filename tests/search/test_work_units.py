@@ -132,11 +132,11 @@ def test_a_mesh_that_is_solved_twice_is_counted(monkeypatch: pytest.MonkeyPatch)
 def test_a_key_that_is_never_found_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """One stage is tried with ample memory first, and then again with what that has built."""
     name, numbers = "four nodes, limit", itertools.count()
-    asked = built._asked
+    asked = built._conditions
 
     def another(problem: Any) -> Any:
         known = asked(problem)
         return dataclasses.replace(known, solving=Solving(seed=next(numbers)))
 
-    monkeypatch.setattr(built, "_asked", another)
+    monkeypatch.setattr(built, "_conditions", another)
     assert PLANS[name]().search.work > KEPT[name]

@@ -14,7 +14,7 @@ from autopar.schedule.registry import registered_schedules
 from autopar.search.constraints import shards_of
 from autopar.search.plain_data import NotPlainError, plain_data
 from autopar.search.problem import Problem
-from autopar.search.problem_data import Asked, class_name
+from autopar.search.problem_data import Conditions, class_name
 from autopar.sharding import rule_for
 from autopar.sharding.registry import registered_rules
 
@@ -50,7 +50,7 @@ def key_of(problem: Problem, planner: Any, environment_hash: str | None) -> str 
     try:
         data = {
             "planner": plain_data(planner),
-            **Asked.of(problem).data(),
+            **Conditions.of(problem).data(),
             "source": None if problem.source is None else class_name(problem.source),
             "settings": problem.settings,
             "environment": environment_hash,

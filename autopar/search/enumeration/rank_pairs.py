@@ -16,15 +16,14 @@ from autopar.cluster import Cluster
 from autopar.errors import MicrobatchError, ScheduleError
 from autopar.microbatch import batch_size, even_counts
 from autopar.schedule import Schedule
+from autopar.search.cuttable import CuttableStep
 from autopar.search.enumeration.search_space import is_small, stage_counts
 from autopar.search.outcome import Bounded
-from autopar.search.parallel import WorkerPool
 from autopar.search.partition.slicings import layers_of, slicings
 from autopar.search.partition.submesh import Submesh
 from autopar.search.problem import Problem
 from autopar.search.profiling.layer_costs import LayerCosts, RecomputationCosts
 from autopar.search.profiling.profiler import LayerProfiler
-from autopar.search.source import StageSource
 from autopar.search.trail import Region
 from autopar.stages import Layers
 
@@ -86,25 +85,18 @@ class InterpolatedCosts:
 
 
 def ranked_pairs(
-    problem: Problem,
-    source: StageSource,
-    schedule: Schedule,
-    fewest: Mapping[int, int | None],
-    pool: WorkerPool,
-    profilers: dict[tuple[int, Layers], LayerProfiler],
+    step: CuttableStep, schedule: Schedule, fewest: Mapping[int, int | None]
 ) -> list[tuple[int, int]] | Bounded:
     """A few pairs (microbatches, stages) that are worth slicing for; none where that is not known.
 
     `Bounded` where all of them take longer by far than the plan at hand.
 
     Args:
-        problem: what is planned; both numbers are free.
-        source: cuts its step.
+        step: what is planned; both numbers are free.
         schedule: of the pipeline; one stage a worker.
         fewest: by number of stages, from how many blocks on they are the layers.
-        pool: plans some of it.
-        profilers: by number of microbatches and layers; those that are made here are added.
     """
+    problem, source = step.problem, step.source
     policy, best = problem.policy.enumeration, problem.policy.partition.ranked_pairs
     stages = stage_counts(problem, schedule)
     least = 1 if is_small(problem) else min(stages, default=batch_size(problem.graph) or 1)
@@ -120,10 +112,10 @@ def ranked_pairs(
             return []
         if few.members != many.members or few.isomorphic != many.isomorphic or len(few.members) < s:
             continue
-        for n, layers in ((counts[0], few), (counts[-1], many)):
-            if (n, layers) not in profilers:
-                profilers[n, layers] = LayerProfiler(problem, source, n, layers, pool)
-        ends = profilers[counts[0], few], profilers[counts[-1], many]
+        ends = (
+            LayerProfiler(problem, source, counts[0], few, step.pool),
+            LayerProfiler(problem, source, counts[-1], many, step.pool),
+        )
         by_cost += _pairs(ends, s, _possible(problem, schedule, s, counts))
     cutoff_s = problem.policy.partition.near_best * problem.subproblem.cutoff_s
     for s in sorted({s for _, _, _, s in by_cost}):

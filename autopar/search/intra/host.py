@@ -124,12 +124,9 @@ def kept_by_recomputation(graph: Graph) -> tuple[str, ...]:
 
 def _cut(problem: Problem, nested: frozenset[str]) -> HostUpdate:
     """The cheapest cut of the update, one for all meshes; ``nested`` as of `Offloading`."""
-    key = ("host update", problem.graph, problem.cost_model, nested)
-    update = problem.memo.get(key)
-    if not isinstance(update, HostUpdate):
-        update = host_update(problem.graph, movable(problem.graph), problem.cost_model, nested)
-        problem.memo.keep(key, update)
-    return update
+    graph, cost = problem.graph, problem.cost_model
+    key = problem.store.key("host update", graph, cost, nested)
+    return problem.store.once(key, lambda: host_update(graph, movable(graph), cost, nested))
 
 
 def nested_stacks(graph: Graph) -> frozenset[str]:

@@ -40,11 +40,6 @@ class HostUpdate:
     inputs: frozenset[str] = frozenset()
     operators: frozenset[str] = frozenset()
 
-    @property
-    def entries(self) -> int:
-        """See `autopar.search.memo.Counted`: no arrays."""
-        return 0
-
 
 #: Nothing of an update is on the host.
 ON_DEVICES = HostUpdate()

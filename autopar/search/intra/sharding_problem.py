@@ -10,6 +10,9 @@ from autopar.ir import Layout
 from autopar.search.intra.draft import CopyDraft, NodeDraft, RegionSite, SiteDraft, UsageDraft, ValueDraft
 from autopar.solver import ChoiceProblem
 
+#: Numbers that take as many bytes as a draft does: a kilobyte.
+_NUMBERS_OF_DRAFT = 128
+
 
 @dataclass(frozen=True)
 class ShardingProblem:
@@ -45,5 +48,6 @@ class ShardingProblem:
 
     @cached_property
     def entries(self) -> int:
-        """Numbers in its arrays, about: those of its nodes."""
-        return sum(n.costs.size for n in self.nodes)
+        """Numbers in its arrays, about: those of its nodes, and as many as its drafts take. Edges are in tables."""
+        drafts = len(self.nodes) + len(self.values) + len(self.sites) + len(self.copies) + len(self.usages)
+        return sum(n.costs.size for n in self.nodes) + _NUMBERS_OF_DRAFT * drafts

@@ -40,10 +40,5 @@ class MeshTables:
 def tables_of(problem: Problem, mesh: LogicalMesh) -> MeshTables:
     """The tables of a mesh under the prices of a problem, which all problems of one search share."""
     cost: CostModel = problem.cost_model
-    key = (mesh, cost)
-    tables = problem.memo.get(key)
-    if isinstance(tables, MeshTables):
-        return tables
-    tables = MeshTables(LayoutTable(mesh, cost), OperatorTable(mesh))
-    problem.memo.keep(key, tables)
-    return tables
+    key = problem.store.key("tables", None, mesh, cost)
+    return problem.store.once(key, lambda: MeshTables(LayoutTable(mesh, cost), OperatorTable(mesh)))

@@ -5,14 +5,23 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from autopar.search.parallel.process import NoAnswerError, Process
-from autopar.search.parallel.recall import metered
+from autopar.search.problem import Problem
+from autopar.search.store import Store
 from autopar.solver.meter import Meter
 
+Argument = TypeVar("Argument")
 Result = TypeVar("Result")
+
+
+def metered(argument: Argument, meter: Meter, store: Store | None = None) -> Argument:
+    """A problem whose work is counted by a meter, with the answers of a store; anything else as it is."""
+    if not isinstance(argument, Problem):
+        return argument
+    return replace(argument, meter=meter, store=store or argument.store)
 
 
 @dataclass(eq=False)

@@ -8,8 +8,9 @@ from pickle import PickleError
 
 import autopar.search  # noqa: F401 -- loaded while the other process is still tracing
 from autopar.search.garbage import rare_collections
+from autopar.search.parallel.pool import metered
 from autopar.search.parallel.process import NoAnswerError
-from autopar.search.parallel.recall import Recall, metered
+from autopar.search.store import Store
 from autopar.solver.meter import Meter
 
 
@@ -20,7 +21,7 @@ def main(descriptor: int) -> None:
         descriptor: of this end of the connection.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that asks ends this one
-    connection, recall = Connection(descriptor), Recall()
+    connection, store = Connection(descriptor), Store()
     with rare_collections():
         while True:
             try:
@@ -29,7 +30,7 @@ def main(descriptor: int) -> None:
                 return
             meter = Meter()
             try:
-                answer = function(*(metered(recall.known(a), meter) for a in args))
+                answer = function(*(metered(a, meter, store) for a in args))
             except Exception as error:
                 answer = error
             try:

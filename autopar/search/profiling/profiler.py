@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from autopar.cluster import Cluster
 from autopar.recompute import Level, Phases, Selected, select
+from autopar.search.built import without_room
 from autopar.search.parallel import SERIAL, WorkerPool
 from autopar.search.partition.submesh import Submesh
 from autopar.search.problem import Problem
@@ -15,11 +18,12 @@ from autopar.search.profiling.layer_costs import LayerCosts, RecomputationCosts
 from autopar.search.profiling.sharding import PendingSharding
 from autopar.search.source import Sliced, StageSource
 from autopar.search.stage_planning.stage_problem import levels_of
+from autopar.solver.meter import Meter
 from autopar.stages import Layers
 
 
 class LayerProfiler:
-    """Costs of the layers of one step in one number of microbatches; remembers those that it was asked for.
+    """Costs of the layers of one step in one number of microbatches, which are kept in the store of the search.
 
     Args:
         problem: what is planned; its memory limit is that of a device.
@@ -49,7 +53,6 @@ class LayerProfiler:
             if n in self.representatives:
                 self.stages[n] = len(self.cut) - 1
             self.cut[-1] += members
-        self.cache: dict[Submesh, tuple[LayerCosts, tuple[int, ...]]] = {}
         self.selected: dict[tuple[int, Level], Selected] = {}
 
     def part(self, submesh: Submesh) -> Cluster:
@@ -59,18 +62,19 @@ class LayerProfiler:
 
     def on(self, submesh: Submesh) -> tuple[LayerCosts, tuple[int, ...]]:
         """Costs of all layers on a kind of submesh, and the sizes of the axes of the logical mesh that they are of."""
-        if submesh not in self.cache:
-            self.cache[submesh] = self._profiled(submesh)
-        return self.cache[submesh]
+        asked = self.problem.job.mesh_shape
+        shape = asked if asked is not None and math.prod(asked) == submesh.size else None
+        of = (self.count, self.layers, submesh, shape)
+        return without_room(self.problem, "layers", of, partial(self._profiled, submesh, shape))
 
-    def _profiled(self, submesh: Submesh) -> tuple[LayerCosts, tuple[int, ...]]:
+    def _profiled(
+        self, submesh: Submesh, shape: tuple[int, ...] | None, meter: Meter
+    ) -> tuple[LayerCosts, tuple[int, ...]]:
         self.problem.checkpoint()
+        problem = replace(self.problem, meter=meter)
         part, n = self.part(submesh), len(self.layers.members)
         self.problem.log(f"pricing {n} layers, {len(self.representatives)} of them different, on {part}")
         flops = self.layers.flops
-        shape = self.problem.job.mesh_shape
-        if shape is not None and math.prod(shape) != submesh.size:
-            shape = None
         levels = [level for level in levels_of(self.problem) if level != "none"]
         plain = [np.zeros(n) for _ in range(5)]
         recomputed: dict[Level, RecomputationCosts] = {
@@ -78,12 +82,12 @@ class LayerProfiler:
         }
         # The layers that do most of the work decide the mesh: those of a stage are on one.
         heaviest, *others = sorted(self.representatives, key=lambda n: (-flops[n] * len(self.representatives[n]), n))
-        deciding = PendingSharding.of(self.problem, part, self._piece(heaviest), self.count, shape, self.pool)
+        deciding = PendingSharding.of(problem, part, self._piece(heaviest), self.count, shape, self.pool)
         microbatch_inputs = {layer: self._piece(layer) for layer in others}  # cut out while a worker solves the first
         first = deciding.solved()
         shape = tuple(n for _, n in first.sharding_problem.mesh.axes)
         solving = {
-            n: PendingSharding.of(self.problem, part, piece, self.count, shape, self.pool)
+            n: PendingSharding.of(problem, part, piece, self.count, shape, self.pool)
             for n, piece in microbatch_inputs.items()
         }
         for layer, solved in [(heaviest, first), *((n, s.solved()) for n, s in solving.items())]:

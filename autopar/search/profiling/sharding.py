@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 import numpy as np
 
 from autopar.cluster import Cluster, LogicalMesh
 from autopar.ir import Layout
 from autopar.recompute import Selected
+from autopar.search.built import key_without_room
 from autopar.search.intra import ShardingProblem, build
 from autopar.search.intra.collectives import collectives
 from autopar.search.intra.draft import ValueDraft
@@ -19,16 +20,12 @@ from autopar.search.intra.extract import copy_layouts, memory_of, value_layouts
 from autopar.search.intra.stage_loops import StageLoops
 from autopar.search.parallel import SERIAL, Future, WorkerPool
 from autopar.search.problem import Problem, Reporting
-from autopar.search.problem_data import Asked
 from autopar.search.profiling.layer_costs import LayerCosts, RecomputationCosts
 from autopar.search.source import Sliced
+from autopar.search.store import Key, count_once
 from autopar.solver import HighsSolver, Solution, Status, first_look, solve
 from autopar.solver.goal import PLAN_GAP, Goal
-from autopar.solver.meter import Meter
 from autopar.stages import StageMap
-
-#: Under which the memo of a search has answers, and how many of these.
-_ANSWERS, _MOST = "layers without a limit", 24
 
 
 def layer_costs(problem: Problem, part: Cluster, whole: Sliced, by_layer: StageMap, count: int) -> LayerCosts:
@@ -45,6 +42,24 @@ def layer_costs(problem: Problem, part: Cluster, whole: Sliced, by_layer: StageM
 
 
 @dataclass(frozen=True)
+class _Answer:
+    """The choice problem of a mesh and its answer, which is wanted later."""
+
+    future: Future[tuple[ShardingProblem, Solution]]
+
+    @staticmethod
+    def begun(problem: Problem, mesh: LogicalMesh, pool: WorkerPool) -> _Answer:
+        """The answer of a mesh without a limit."""
+        return _Answer(pool.submit(_without_limit, problem, mesh))
+
+    @property
+    def entries(self) -> int:
+        """Numbers in its arrays."""
+        done = self.future.outcome if self.future.done.is_set() else None
+        return done[0].entries if isinstance(done, tuple) else 0
+
+
+@dataclass(frozen=True)
 class PendingSharding:
     """A step, or a part of it, that is being planned on the logical meshes of a submesh.
 
@@ -52,15 +67,13 @@ class PendingSharding:
         problem: it as one stage.
         whole: where its operators are from.
         count: number of microbatches.
-        answers: for each mesh, its choice problem and the answer.
-        key: of the problem, the same in every process; None where something of it is a user's own.
+        answers: by the key of a mesh.
     """
 
     problem: Problem
     whole: Sliced
     count: int
-    answers: tuple[Future[tuple[ShardingProblem, Solution]], ...]
-    key: str | None
+    answers: Mapping[Key, _Answer]
 
     @staticmethod
     def of(
@@ -76,49 +89,23 @@ class PendingSharding:
         cost_model = problem.cost_model.on(part)
         single = replace(problem, graph=whole.graphs[0], cluster=part, cost_model=cost_model, job=job)
         silent = replace(single, reporting=Reporting(), source=None, anytime=None)
-        answers = tuple(_answer(silent, mesh, pool) for mesh in part.logical_meshes(shape))
-        key = Asked.of(silent).key(silent.graph)
-        return PendingSharding(single, whole, count, answers, key)
+        answers: dict[Key, _Answer] = {}
+        for mesh in part.logical_meshes(shape):
+            key, begun = key_without_room(silent, "layer", mesh), partial(_Answer.begun, silent, mesh, pool)
+            answers[key] = problem.store.once(key, begun)
+        return PendingSharding(single, whole, count, answers)
 
     def solved(self, by_layer: StageMap | None = None) -> LayerSharding:
         """The cheapest; by the layers of ``by_layer``, or of the whole."""
-        every = [future.result() for future in self.answers]
-        for (sharding_problem, _), future in zip(every, self.answers, strict=True):
-            if self.key is None:
-                self.problem.meter.merge(future.meter)
-                future.meter = Meter()
-            else:
-                self.problem.meter.keep(f"{self.key} layers {sharding_problem.mesh}", future.meter)
+        every = [begun.future.result() for begun in self.answers.values()]
+        for key, begun in self.answers.items():
+            count_once(key.text, self.problem.meter, begun.future.meter)
         solved = [a for a in every if a[1].found]
         assert solved, "without a memory limit there is always a choice"
         sharding_problem, answer = min(solved, key=lambda a: a[1].objective)
         return LayerSharding(
             self.problem, sharding_problem, answer.choice, self.whole, by_layer or self.whole.map, self.count
         )
-
-
-@dataclass(eq=False)
-class _Answers:
-    """Answers to problems of this search, the latest at the end: numbers of layers share most of their pieces."""
-
-    known: list[tuple[Problem, LogicalMesh, Future[tuple[ShardingProblem, Solution]]]] = field(default_factory=list)
-
-    @property
-    def entries(self) -> int:
-        """See `autopar.search.memo.Counted`: arrays are those of tables, which count them."""
-        return 0
-
-
-def _answer(problem: Problem, mesh: LogicalMesh, pool: WorkerPool) -> Future[tuple[ShardingProblem, Solution]]:
-    """The answer of `_without_limit`, of the same graph where that was asked for."""
-    memo = problem.memo.get(_ANSWERS)
-    known = memo.known if isinstance(memo, _Answers) else []
-    for other, on, future in known:
-        if other.graph is problem.graph and on == mesh and Asked.of(other) == Asked.of(problem):
-            return future
-    future = pool.submit(_without_limit, problem, mesh)
-    problem.memo.keep(_ANSWERS, _Answers([*known[1 - _MOST :], (problem, mesh, future)]))
-    return future
 
 
 def _without_limit(problem: Problem, mesh: LogicalMesh) -> tuple[ShardingProblem, Solution]:

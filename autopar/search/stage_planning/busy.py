@@ -11,65 +11,43 @@ memory limit had a part in bounds nothing: under another schedule the limit may 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
-from autopar.cluster import Cluster
-from autopar.ir import Graph
-from autopar.ir.fingerprint import fingerprint
 from autopar.plan import PlanContent
 from autopar.search.outcome import Bounded
-
-#: A stage: the fingerprint of its graph, its devices, the number of microbatches.
-_Key = tuple[str, str, int]
+from autopar.search.store import Key, Store
 
 
-@dataclass
-class BusyStages:
-    """Seconds a step of the stages that were planned, for candidates that have them in common.
+def keep_busy(store: Store, key: Key, content: PlanContent) -> None:
+    """Keeps what the plan of a stage takes, unless a memory limit had a part in it."""
+    times = dict(content.stages[0].work_times)
+    if times and not content.memory_bound:
+        forward_s = times.get("forward", 0.0)
+        busy_s = forward_s + times.get("backward", 0.0) + times.get("meeting", 0.0) + times.get("update", 0.0)
+        store.once(key, lambda: (forward_s / content.num_microbatches, busy_s))
+
+
+def least_busy_s(store: Store, keys: Mapping[int, Key]) -> float:
+    """Seconds that a pipeline takes at least; 0.0 where none of its stages was planned.
 
     Args:
-        seconds: by stage those of a microbatch's forward pass and of all that its worker does in a step.
+        store: has what stages take.
+        keys: of its stages, by number.
     """
+    return max(_bounds(store, keys), default=0.0)
 
-    seconds: dict[_Key, tuple[float, float]] = field(default_factory=dict)
 
-    def key(self, graph: Graph, part: Cluster, count: int) -> _Key:
-        """Key of a stage.
+def _bounds(store: Store, keys: Mapping[int, Key]) -> Iterator[float]:
+    before_s = 0.0
+    for stage in sorted(keys):
+        forward_s, busy_s = store.get(keys[stage], (0.0, 0.0))
+        yield before_s + busy_s
+        before_s += forward_s
 
-        Args:
-            graph: of the stage.
-            part: its devices.
-            count: microbatches.
-        """
-        return fingerprint(graph), part.to_json(), count
 
-    def add(self, key: _Key, content: PlanContent) -> None:
-        """Keeps what the plan of a stage takes, unless a memory limit had a part in it."""
-        times = dict(content.stages[0].work_times)
-        if times and not content.memory_bound:
-            forward_s = times.get("forward", 0.0)
-            busy_s = forward_s + times.get("backward", 0.0) + times.get("meeting", 0.0) + times.get("update", 0.0)
-            self.seconds[key] = forward_s / key[2], busy_s
-
-    def least_s(self, keys: Mapping[int, _Key]) -> float:
-        """Seconds that a pipeline takes at least; 0.0 where none of its stages was planned.
-
-        Args:
-            keys: of its stages, by number.
-        """
-        return max(self._bounds(keys), default=0.0)
-
-    def _bounds(self, keys: Mapping[int, _Key]) -> Iterator[float]:
-        before_s = 0.0
-        for stage in sorted(keys):
-            forward_s, busy_s = self.seconds.get(keys[stage], (0.0, 0.0))
-            yield before_s + busy_s
-            before_s += forward_s
-
-    def closed(self, keys: Mapping[int, _Key], cutoff_s: float) -> Bounded | None:
-        """Message that a pipeline takes ``cutoff_s`` or more; None where it may take less."""
-        least_s = self.least_s(keys)
-        return Bounded("what its stages that are planned take", least_s) if least_s >= cutoff_s else None
+def closed_by_busy(store: Store, keys: Mapping[int, Key], cutoff_s: float) -> Bounded | None:
+    """Message that a pipeline takes ``cutoff_s`` or more by its planned stages; None where it may take less."""
+    least_s = least_busy_s(store, keys)
+    return Bounded("what its stages that are planned take", least_s) if least_s >= cutoff_s else None
 
 
 def least_of_looks_s(contents: Mapping[int, PlanContent], first: Sequence[int], count: int, left: float) -> float:

@@ -31,22 +31,16 @@ from autopar.search.enumeration.candidates import (
 from autopar.search.enumeration.search_space import is_small
 from autopar.search.outcome import Bounded, within_reach
 from autopar.search.problem import Problem
-from autopar.search.stage_planning.busy import BusyStages, least_of_looks_s
-from autopar.search.stage_planning.isomorphic import IsomorphicStages
+from autopar.search.stage_planning.busy import closed_by_busy, keep_busy, least_of_looks_s
 from autopar.search.stage_planning.memory import limit_of_each, most_bytes
 from autopar.search.stage_planning.recomputed import cost_of_limit_s
-from autopar.search.stage_planning.shared import StagePlanCache, StagePlanner
+from autopar.search.stage_planning.shared import StagePlanner
 from autopar.search.stage_planning.stage import plan_stage, submit_like, submit_stages
 from autopar.search.stage_planning.stage_problem import ScheduledStages, in_flight
+from autopar.search.store import Key
 
 
-def plan_candidate(
-    step: CuttableStep,
-    candidate: Candidate,
-    cache: StagePlanCache | None = None,
-    busy: BusyStages | None = None,
-    cutoff_s: float = math.inf,
-) -> Plan | Bounded:
+def plan_candidate(step: CuttableStep, candidate: Candidate, cutoff_s: float = math.inf) -> Plan | Bounded:
     """The exact plan of a candidate: every stage planned on its submesh, the whole simulated.
 
     `Bounded` where stages that are planned show that it takes ``cutoff_s`` or more.
@@ -54,8 +48,6 @@ def plan_candidate(
     Args:
         step: the whole.
         candidate: stages and their devices.
-        cache: plans of stages of other candidates with the same stages; those that are made here are added.
-        busy: what stages of other candidates take; those that are planned here are added.
         cutoff_s: seconds from which the plan is of no use.
 
     Raises:
@@ -72,12 +64,11 @@ def plan_candidate(
         step.intra,
         candidate.meshes,
         step.pool,
-        {} if cache is None else cache,
         any_that_fits=candidate.shares_plans,
         looks=candidate.shares_plans,
     )
     pipeline = ScheduledStages(problem, source, sliced, candidate.members, candidate.layers, table)
-    parts = _planned_stages(pipeline, candidate, shared, busy or BusyStages(), cutoff_s)
+    parts = _planned_stages(pipeline, candidate, shared, cutoff_s)
     if isinstance(parts, Bounded):
         return parts
     if not fits(problem, sliced, parts, table):  # each stage does, and some worker has several
@@ -91,35 +82,33 @@ def _planned_stages(
     pipeline: ScheduledStages,
     candidate: Candidate,
     shared: StagePlanner,
-    busy: BusyStages,
     cutoff_s: float = math.inf,
 ) -> list[PlanContent] | Bounded:
     """The plan of every stage, on its devices. `Bounded` where the pipeline takes ``cutoff_s`` or more."""
     order = _in_order(pipeline, looks=candidate.shares_plans)
     # Looks go on as long as those that are there say that it may be of use.
     sketching = candidate.shares_plans and cutoff_s < math.inf and has_stage_a_worker(pipeline.table)
-    keys = {}
+    keys, store = dict[int, Key](), pipeline.problem.store
     if cutoff_s < math.inf and not pipeline.table.after and not candidate.shares_plans:
-        cluster, count = pipeline.problem.cluster, candidate.count
-        keys = {i: busy.key(pipeline.sliced.graphs[i], cluster.part(*candidate.devices[i]), count) for i in order}
-        if (closed := busy.closed(keys, cutoff_s)) is not None:
+        problem, count = pipeline.problem, candidate.count
+        parts = {i: problem.cluster.part(*candidate.devices[i]) for i in order}
+        keys = {i: shared.busy_key(problem, pipeline.sliced.graphs[i], parts[i], count) for i in order}
+        if (closed := closed_by_busy(store, keys, cutoff_s)) is not None:
             return closed
     if not sketching:
         submit_stages(pipeline, order, candidate.devices, shared)
     contents: dict[int, PlanContent] = {}
     by_kind, tightest = dict[int, StagePlanner](), dict[int, int]()
-    plans = IsomorphicStages(pipeline, candidate.devices, candidate.meshes)
     for n, i in enumerate(order):
         kind = pipeline.first(i)
         of_use_s = cutoff_s if sketching else math.inf
         planner = by_kind.get(kind, shared)
         if not candidate.shares_plans and kind in by_kind and not _may_take(pipeline, i, tightest[kind]):
             planner = shared
-        answer = plans.known(i) or plan_stage(pipeline, i, candidate.devices[i], planner, of_use_s)
+        answer = plan_stage(pipeline, i, candidate.devices[i], planner, of_use_s)
         if isinstance(answer, Bounded):
             return answer
         contents[i] = answer
-        plans.keep(i, contents[i])
         if kind not in by_kind:
             isomorphic = [j for j in order[n + 1 :] if pipeline.first(j) == kind]
             tightest[kind] = i
@@ -132,8 +121,8 @@ def _planned_stages(
             others = [j for j in order if pipeline.first(j) != kind]
             submit_stages(pipeline, others, candidate.devices, shared, cutoff_s)
         if keys:
-            busy.add(keys[i], contents[i])
-            if (closed := busy.closed(keys, cutoff_s)) is not None:
+            keep_busy(store, keys[i], answer)
+            if (closed := closed_by_busy(store, keys, cutoff_s)) is not None:
                 return closed
     return [on_devices(contents[i], i, placement) for i, placement in enumerate(candidate.devices)]
 
@@ -241,7 +230,7 @@ def _within_limits(
     """
     problem, table, contents = pipeline.problem, pipeline.table, list[PlanContent]()
     for _ in range(attempts):
-        contents = within_reach(_planned_stages(_within(pipeline, stage_limit), candidate, shared, BusyStages()))
+        contents = within_reach(_planned_stages(_within(pipeline, stage_limit), candidate, shared))
         if fits(problem, pipeline.sliced, contents, table):
             return contents
         needed = most_bytes(contents, pipeline.sliced, table)

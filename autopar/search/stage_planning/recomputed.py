@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from autopar.cluster import Cluster
 from autopar.cost import CostModel
-from autopar.ir import Graph
 from autopar.plan import PlanContent
 from autopar.recompute import Level, Phases, select
 from autopar.search.problem import Problem
@@ -49,38 +46,17 @@ def recomputed_s(pipeline: ScheduledStages, stage: int, part: Cluster, level: Le
     problem, first = pipeline.problem, pipeline.first(stage)
     if type(problem.cost_model) is not CostModel:
         return 0.0
-    key = (
+    key = problem.store.key(
         "recomputed",
-        id(problem.graph),
+        problem.graph,
+        problem.cost_model,
         pipeline.members[first],
         pipeline.table.num_microbatches,
         pipeline.layers,
         part,
         level,
     )
-    known = problem.memo.get(key)
-    if not isinstance(known, _Again) or known.graph is not problem.graph:
-        known = _Again(problem.graph, _recomputed_s(pipeline, first, part, level))
-        problem.memo.keep(key, known)
-    return known.seconds
-
-
-@dataclass(frozen=True)
-class _Again:
-    """Operators that isomorphic stages compute again.
-
-    Args:
-        graph: of the step.
-        seconds: of a step.
-    """
-
-    graph: Graph
-    seconds: float
-
-    @property
-    def entries(self) -> int:
-        """Number of entries, for a `Memo`."""
-        return 1
+    return problem.store.once(key, lambda: _recomputed_s(pipeline, first, part, level))
 
 
 def _recomputed_s(pipeline: ScheduledStages, stage: int, part: Cluster, level: Level) -> float:
@@ -92,35 +68,13 @@ def _recomputed_s(pipeline: ScheduledStages, stage: int, part: Cluster, level: L
     return sum(w.runs * cost.least_s(w.least, part.num_devices) for w in _works(problem) if _is_in(w.id, again))
 
 
-@dataclass(frozen=True)
-class _Works:
-    """The sure work of a graph.
-
-    Args:
-        graph: of which.
-        works: its operators'.
-    """
-
-    graph: Graph
-    works: tuple[SureWork, ...]
-
-    @property
-    def entries(self) -> int:
-        """Numbers in its arrays."""
-        return len(self.works)
-
-
 def _works(problem: Problem) -> tuple[SureWork, ...]:
-    key = ("sure work", id(problem.graph))
-    known = problem.memo.get(key)
-    if not isinstance(known, _Works) or known.graph is not problem.graph:
-        blocks = problem.subproblem.block_scores
-        known = _Works(
-            problem.graph,
-            tuple(w for w in sure_works(problem.graph, problem.cost_model, blocks) if w.least.flops > w.least.bytes),
-        )
-        problem.memo.keep(key, known)
-    return known.works
+    """Sure work of the graph that computation binds."""
+    graph, cost, blocks = problem.graph, problem.cost_model, problem.subproblem.block_scores
+    key = problem.store.key("sure work", graph, cost, blocks)
+    return problem.store.once(
+        key, lambda: tuple(w for w in sure_works(graph, cost, blocks) if w.least.flops > w.least.bytes)
+    )
 
 
 def _is_in(id: str, operators: set[str]) -> bool:

@@ -2,160 +2,100 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
 
 import msgspec
 
-from autopar.errors import InfeasiblePlanError
+from autopar.cluster import Cluster
 from autopar.ir import Graph
 from autopar.ir.fingerprint import fingerprint
 from autopar.plan import Plan, PlanContent
 from autopar.search.outcome import Bounded
 from autopar.search.parallel import SERIAL, Future, WorkerPool
 from autopar.search.problem import Problem
-from autopar.simulate.memory import lasting_bytes
-
-
-@dataclass(frozen=True)
-class _Planned:
-    """A plan of a stage's graph that is the best within ``limit_bytes`` with so many extra microbatches in flight."""
-
-    graph: Graph
-    limit_bytes: float
-    extra_in_flight: int
-    content: PlanContent
-
-
-@dataclass(frozen=True)
-class _Slower:
-    """A proof that no plan within ``limit_bytes``, with so many extra microbatches in flight, takes less than
-    ``cutoff_s``.
-    """
-
-    limit_bytes: float
-    extra_in_flight: int
-    cutoff_s: float
-    bounded: Bounded
-
-
-#: Plans of stages by what they are of.
-StagePlanCache: TypeAlias = dict[tuple[object, ...], list[_Planned]]
+from autopar.search.problem_data import key_of_plan, room_of
+from autopar.search.store import Key, Room, Same
+from autopar.solver.meter import Meter
 
 
 @dataclass
 class StagePlanner:
-    """Plans of the stages of one candidate.
+    """Plans of the stages of one candidate, which are kept in the store of the search.
 
     Args:
         intra: plans one stage on its submesh.
         meshes: by stage the shape of the logical mesh that is tried first; empty where none is better known.
         pool: plans some of them.
-        cache: plans by what they are of.
         submitted: stages whose plans are submitted to the pool.
-        slower: by what they are of, stages that take longer than a plan at hand.
         any_that_fits: whether the plan of an isomorphic stage is taken where it fits, though another might be faster.
         looks: whether plans are looks, which pad nothing.
+        candidate: identity of the candidate, whose stages alone may take any plan that fits.
     """
 
     intra: Callable[[Problem], Plan | Bounded]
     meshes: tuple[tuple[int, ...], ...] = ()
     pool: WorkerPool = SERIAL
-    cache: StagePlanCache = field(default_factory=dict)
-    submitted: list[tuple[Problem, Future[Plan | Bounded]]] = field(default_factory=list)
-    slower: dict[tuple[object, ...], list[_Slower]] = field(default_factory=dict)
+    submitted: dict[tuple[Key, Room], Future[Plan | Bounded]] = field(default_factory=dict)
     any_that_fits: bool = False
     looks: bool = False
+    candidate: Same = field(default_factory=lambda: Same(object()))
 
     def submit(self, stage_problem: Problem) -> None:
         """Submits a stage to the pool, as it will be asked for."""
-        self.submitted.append((stage_problem, self.pool.submit(self.intra, _silent(stage_problem))))
+        silent = replace(stage_problem, reporting=replace(stage_problem.reporting, log=None), anytime=None)
+        self.submitted[self._key(stage_problem), room_of(stage_problem)] = self.pool.submit(self.intra, silent)
 
-    def plan(self, stage_problem: Problem, kind: tuple[object, ...], what: str) -> PlanContent | Bounded:
-        """The best plan of a stage: that of an isomorphic stage, or a new one.
+    def plan(self, stage_problem: Problem, what: str) -> PlanContent | Bounded:
+        """The best plan of a stage: that of an equal stage, or a new one.
 
-        `Bounded` where it takes the ``cutoff_s`` of the problem or more, or an isomorphic stage does.
+        `Bounded` where it takes the ``cutoff_s`` of the problem or more, or an equal stage does.
 
         Args:
             stage_problem: the stage as a problem of its own.
-            kind: equal for stages whose graphs differ in names of inputs and outputs alone.
             what: the stage in words.
 
         Raises:
             InfeasiblePlanError: it does not fit.
         """
-        limit, extra_in_flight, graph = (
-            stage_problem.memory_limit_bytes,
-            stage_problem.subproblem.extra_in_flight,
-            stage_problem.graph,
+        key, room, store, meter = (
+            self._key(stage_problem),
+            room_of(stage_problem),
+            stage_problem.store,
+            stage_problem.meter,
         )
-        key = (kind, stage_problem.cluster.to_json(), stage_problem.job.mesh_shape)
-        cached, slower = self.cache.setdefault(key, []), self.slower.setdefault(key, [])
-        for k in cached:
-            # What is the best within more, and needs no more than this, is the best within this.
-            planned = k.content.stages[0]
-            others_bytes = stage_problem.subproblem.other_stages * lasting_bytes(planned)
-            needed = k.content.peak_memory + extra_in_flight * planned.activation_bytes + others_bytes
-            is_best = limit <= k.limit_bytes and extra_in_flight >= k.extra_in_flight
-            if needed <= limit and (is_best or self.any_that_fits):
-                return k.content if k.graph is graph else renamed_content(k.content, k.graph, graph)
-        cutoff_s = stage_problem.subproblem.cutoff_s
-        for s in slower:
-            # What takes as long within more takes as long within this.
-            if limit <= s.limit_bytes and extra_in_flight >= s.extra_in_flight and cutoff_s <= s.cutoff_s:
-                return s.bounded
-        stage_problem.log(f"planning {what}: {len(graph.operators)} operators on {stage_problem.cluster}")
+        known = store.known(key, room, meter, taker=self.candidate, any_that_fits=self.any_that_fits)
+        if known is not None:
+            return known
+        operators = len(stage_problem.graph.operators)
+        stage_problem.log(f"planning {what}: {operators} operators on {stage_problem.cluster}")
         stage_problem.checkpoint()
-        submitted = next((future for other, future in self.submitted if _is_same(stage_problem, other)), None)
-        plan = self.intra(stage_problem) if submitted is None else submitted.result(stage_problem.meter)
-        if isinstance(plan, Bounded):
-            slower.append(_Slower(limit, extra_in_flight, cutoff_s, plan))
-            return plan
-        cached.append(_Planned(graph, limit, extra_in_flight, plan.content))
-        return plan.content
+        submitted = self.submitted.get((key, room))
 
+        def planned(meter: Meter) -> PlanContent | Bounded:
+            counted = replace(stage_problem, meter=meter)
+            plan = self.intra(counted) if submitted is None else submitted.result(meter)
+            return plan if isinstance(plan, Bounded) else plan.content
 
-@dataclass
-class CachedPlanner:
-    """A planner of stages that remembers: candidates have stages in common.
+        return store.planned(key, room, stage_problem.meter, planned, self.candidate)
 
-    Args:
-        intra: plans one stage on its submesh.
-        cache: plans and errors by what they are of.
-    """
+    def busy_key(self, problem: Problem, graph: Graph, part: Cluster, count: int) -> Key:
+        """Key of the busy seconds of a stage whatever its schedule.
 
-    intra: Callable[[Problem], Plan | Bounded]
-    cache: dict[tuple[object, ...], Plan | Bounded | InfeasiblePlanError] = field(default_factory=dict)
+        Args:
+            problem: the whole.
+            graph: of the stage.
+            part: its devices.
+            count: microbatches.
+        """
+        return self._key(replace(problem, graph=graph, cluster=part), "busy", count)
 
-    def __call__(self, problem: Problem) -> Plan | Bounded:
-        """The plan of a stage."""
-        graph = problem.graph
-        ids = tuple(op.id for op in graph.operators)
-        key = (graph.name, fingerprint(graph), ids, problem.cluster.to_json(), problem.job, problem.subproblem)
-        if key not in self.cache:
-            try:
-                self.cache[key] = self.intra(problem)
-            except InfeasiblePlanError as error:
-                self.cache[key] = error
-        plan = self.cache[key]
-        if isinstance(plan, InfeasiblePlanError):
-            raise plan
-        return plan
-
-
-def _is_same(one: Problem, other: Problem) -> bool:
-    return (
-        one.graph is other.graph
-        and one.job == other.job
-        and one.subproblem == other.subproblem
-        and one.cluster == other.cluster
-    )
-
-
-def _silent(problem: Problem) -> Problem:
-    """The problem without who listens, which no other process can call."""
-    return replace(problem, reporting=replace(problem.reporting, log=None), anytime=None)
+    def _key(self, problem: Problem, *more: Hashable) -> Key:
+        try:
+            hash(self.intra)
+        except TypeError:
+            return key_of_plan(problem, Same(self.intra), *more)
+        return key_of_plan(problem, self.intra, *more)
 
 
 def renamed_content(content: PlanContent, old: Graph, new: Graph) -> PlanContent:

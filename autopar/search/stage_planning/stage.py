@@ -330,7 +330,7 @@ def _at_level(
     def planned(limit_bytes: int) -> tuple[PlanContent, int] | Bounded:
         """The plan within a limit, and the bytes that the stage needs by it in all."""
         within = replace(of_stage.problem, job=replace(job, memory_limit_bytes=limit_bytes))
-        content = shared.plan(within, of_stage.kind, f"stage {stage + 1} of {len(pipeline.members)}")
+        content = shared.plan(within, f"stage {stage + 1} of {len(pipeline.members)}")
         if isinstance(content, Bounded):
             return content
         if of_stage.graph is not within.graph:

@@ -109,7 +109,6 @@ class StageProblem:
     Args:
         problem: to be planned on the stage's devices, within what they leave it: of the first stage that is like it.
         graph: of the stage itself.
-        kind: equal for stages whose graphs differ in names alone.
         form: with the ends of its layers.
         extra_in_flight: microbatches in flight besides the one that runs.
         whole_bytes: of a device.
@@ -117,7 +116,6 @@ class StageProblem:
 
     problem: Problem
     graph: Graph
-    kind: tuple[object, ...]
     form: StepForm
     extra_in_flight: int
     whole_bytes: int
@@ -176,9 +174,7 @@ def stage_problem(
         reporting=reporting,
         anytime=None if problem.anytime is None else OfParts(problem.anytime),
     )
-    return StageProblem(
-        planned_problem, of_stage.graph, (*of_stage.kind, form.host_update, others), of_stage.form, extra, whole
-    )
+    return StageProblem(planned_problem, of_stage.graph, of_stage.form, extra, whole)
 
 
 def graph_in_form(pipeline: ScheduledStages, stage: int, form: StepForm) -> tuple[Graph, StepForm]:

@@ -12,13 +12,13 @@ from autopar.cost import CostModel
 from autopar.errors import InfeasiblePlanError
 from autopar.plan import StepForm
 from autopar.search import Job, Problem, alpa
-from autopar.search.built import built_for, sharding_problem_of
+from autopar.search.built import key_without_room, sharding_problem_of
 from autopar.search.clock import Clock
 from autopar.search.intra import build
 from autopar.search.intra.memory import IN_FLIGHT
-from autopar.search.memo import Memo
 from autopar.search.outcome import Bounded
 from autopar.search.stage_planning.shared import StagePlanner, renamed_content
+from autopar.search.store import Store
 from autopar.stages.kinds import KindTable
 from autopar.stages.layers import find_repeats
 from examples import mlp
@@ -96,7 +96,7 @@ def test_of_stages_alike_one_is_found_to_be_slower(cut):
         job = replace(stage.job, memory_limit_bytes=limit_bytes)
         subproblem = replace(stage.subproblem, extra_in_flight=extra, cutoff_s=cutoff_s)
         asked_of = replace(stage, job=job, subproblem=subproblem)
-        assert shared.plan(asked_of, ("kind",), "stage") == Bounded("slower")
+        assert shared.plan(asked_of, "stage") == Bounded("slower")
         assert len(asked) == looks
 
 
@@ -147,12 +147,12 @@ def test_what_is_built_for_some_in_flight_serves_more_and_less(cut, counts):
             whole.subproblem, extra_in_flight=extra, separate_programs=True, arriving=sliced.arriving(1)
         )
         problem = replace(whole, subproblem=subproblem)
-        stated = built_for(problem)
-        assert (stated is built_for(replace(problem, subproblem=replace(subproblem, extra_in_flight=9)))) == bool(extra)
-        limit = replace(problem.job, memory_limit_bytes=int(0.9 * alpa(replace(problem, memo=Memo())).peak_memory))
+        more = replace(problem, subproblem=replace(subproblem, extra_in_flight=9))
+        assert (key_without_room(problem, "statement") == key_without_room(more, "statement")) == bool(extra)
+        limit = replace(problem.job, memory_limit_bytes=int(0.9 * alpa(replace(problem, store=Store())).peak_memory))
         for job in (problem.job, limit):
             asked = replace(problem, job=job)
-            alone, shared = (_content_of(replace(asked, memo=memo)) for memo in (Memo(), whole.memo))
+            alone, shared = (_content_of(replace(asked, store=store)) for store in (Store(), whole.store))
             assert shared == alone
         peaks[extra] = alpa(problem).content.peak_memory
         for mesh in part.logical_meshes(None):

@@ -10,9 +10,9 @@ from autopar.plan import PlanContent
 from autopar.search import alpa
 from autopar.search.cuttable import CuttableStep
 from autopar.search.pipelines import pipeline
-from autopar.search.stage_planning.busy import BusyStages
+from autopar.search.stage_planning.busy import closed_by_busy, keep_busy, least_busy_s
 from autopar.search.stage_planning.candidate import plan_candidate
-from autopar.search.stage_planning.shared import CachedPlanner
+from autopar.search.store import Key, Store
 from tests.search.inter.test_tiny_steps import problem, slicings
 from tests.search.problems import f32, toy
 
@@ -22,27 +22,32 @@ def content_of(forward_s: float, backward_s: float, update_s: float, memory_boun
     plan = alpa(problem(toy(1), layers=1)).content
     times = (("forward", forward_s), ("backward", backward_s), ("update", update_s))
     stage = msgspec.structs.replace(plan.stages[0], work_times=times)
-    return msgspec.structs.replace(plan, stages=(stage,), memory_bound=memory_bound)
+    return msgspec.structs.replace(plan, stages=(stage,), memory_bound=memory_bound, num_microbatches=4)
+
+
+def keys_of(store: Store, *devices: int) -> list[Key]:
+    """Keys of a stage on so many devices."""
+    return [store.key("busy", problem(toy(1), layers=1).graph, n) for n in devices]
 
 
 def test_a_stage_begins_when_the_first_microbatch_has_passed_those_before():
-    busy, graph = BusyStages(), problem(toy(1), layers=1).graph
-    first, second = busy.key(graph, toy(1), 4), busy.key(graph, toy(2), 4)
-    assert busy.least_s({0: first, 1: second}) == 0.0
-    busy.add(first, content_of(4.0, 8.0, 1.0))
-    busy.add(second, content_of(8.0, 16.0, 2.0))
-    assert busy.least_s({0: first, 1: second}) == pytest.approx(4.0 / 4 + 8.0 + 16.0 + 2.0)
-    assert busy.least_s({0: second, 1: first}) == pytest.approx(26.0)
-    assert busy.closed({0: first, 1: second}, 27.1) is None
-    closed = busy.closed({0: first, 1: second}, 27.0)
+    store = Store()
+    first, second = keys_of(store, 1, 2)
+    assert least_busy_s(store, {0: first, 1: second}) == 0.0
+    keep_busy(store, first, content_of(4.0, 8.0, 1.0))
+    keep_busy(store, second, content_of(8.0, 16.0, 2.0))
+    assert least_busy_s(store, {0: first, 1: second}) == pytest.approx(4.0 / 4 + 8.0 + 16.0 + 2.0)
+    assert least_busy_s(store, {0: second, 1: first}) == pytest.approx(26.0)
+    assert closed_by_busy(store, {0: first, 1: second}, 27.1) is None
+    closed = closed_by_busy(store, {0: first, 1: second}, 27.0)
     assert closed is not None and closed.least_s == pytest.approx(27.0)
 
 
 def test_a_stage_that_the_memory_limit_changed_bounds_nothing():
-    busy, graph = BusyStages(), problem(toy(1), layers=1).graph
-    key = busy.key(graph, toy(1), 4)
-    busy.add(key, content_of(4.0, 8.0, 1.0, memory_bound=True))
-    assert busy.least_s({0: key}) == 0.0
+    store = Store()
+    (key,) = keys_of(store, 1)
+    keep_busy(store, key, content_of(4.0, 8.0, 1.0, memory_bound=True))
+    assert least_busy_s(store, {0: key}) == 0.0
 
 
 @pytest.mark.few(2)
@@ -55,8 +60,8 @@ def test_no_cut_that_is_faster_is_left_out(devices, bandwidth, width, schedule):
     args = ([f32(8, width), f32(width, 8), f32(8, 4 * width)], f32(16, 8))
     whole = problem(cluster, args=args, num_stages=None, num_microbatches=None, schedule=schedule)
     assert isinstance(whole.cost_model, CostModel) and whole.source is not None
-    intra, seconds = CachedPlanner(alpa), []
+    seconds = []
     for candidate in slicings(whole) or ():
-        seconds.append(plan_candidate(CuttableStep(whole, whole.source, intra), candidate).step_time)
+        seconds.append(plan_candidate(CuttableStep(whole, whole.source, alpa), candidate).step_time)
     assert len(seconds) >= 5
     assert pipeline(whole, alpa).step_time <= min(seconds)

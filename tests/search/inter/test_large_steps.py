@@ -12,9 +12,9 @@ from autopar.api.parallelize import parallelize_with
 from autopar.errors import InfeasiblePlanError
 from autopar.frontend import SignatureOptions, flatten_call, trace
 from autopar.search import alpa
-from autopar.search.built import built_for
-from autopar.search.memo import Memo
+from autopar.search.built import key_without_room
 from autopar.search.policy import SearchPolicy, SizePolicy
+from autopar.search.store import Store
 from examples import gpt, mlp
 from tests.search.problems import problem_of, toy, with_policy
 
@@ -40,9 +40,8 @@ def test_what_is_built_for_one_limit_serves_the_next():
     whole = problem_of(fn, args, toy(2, bandwidth=1e7))
     free = alpa(whole)
     tighter = replace(whole, job=replace(whole.job, memory_limit_bytes=int(0.8 * free.peak_memory)))
-    assert built_for(tighter) is built_for(whole)
-    alone = replace(tighter, memo=Memo())
-    assert built_for(alone) is not built_for(whole)
+    assert key_without_room(tighter, "statement") == key_without_room(whole, "statement")
+    alone = replace(tighter, store=Store())
     try:
         expected = alpa(alone).content
     except InfeasiblePlanError as error:
@@ -57,9 +56,9 @@ def test_another_cluster_has_problems_of_its_own():
     fn, args = mlp.build(abstract=True, layers=1, hidden=8, batch=8)
     graph = trace(fn, flatten_call(fn, args, {}, SignatureOptions())[0]).graph
     problem = replace(problem_of(fn, args, toy(2)), graph=graph)
-    first = built_for(problem)
-    assert built_for(problem) is first
-    assert built_for(replace(problem, cluster=toy(4))) is not first
+    first = key_without_room(problem, "statement")
+    assert key_without_room(problem, "statement") == first
+    assert key_without_room(replace(problem, cluster=toy(4)), "statement") != first
 
 
 def test_on_whole_nodes_no_pair_is_planned_that_takes_longer_than_one_stage():

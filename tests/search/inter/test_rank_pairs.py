@@ -15,9 +15,10 @@ from autopar.frontend import SignatureOptions, flatten_call, trace
 from autopar.lower.pipeline.source import TracedStages
 from autopar.lower.step import step_of
 from autopar.schedule import get
-from autopar.search import Job, Problem
+from autopar.search import Job, Problem, alpa
+from autopar.search.cuttable import CuttableStep
 from autopar.search.enumeration import candidates, rank_pairs
-from autopar.search.parallel import SERIAL
+from autopar.search.outcome import Bounded
 from autopar.search.partition.slicings import layers_of
 from autopar.search.partition.submesh import Submesh
 from autopar.search.policy import SearchPolicy, SizePolicy
@@ -49,10 +50,12 @@ def prices(made: Problem, count: int) -> LayerProfiler:
     return LayerProfiler(made, made.source, count, layers_of(made, made.source, count, 2, None))
 
 
-def pairs(made: Problem, known: dict[Any, Any] | None = None) -> list[tuple[int, int]]:
+def pairs(made: Problem) -> list[tuple[int, int]]:
     assert made.source is not None
     fewest = {s: candidates.fewest_blocks(made, s) for s in (2, 4, 8)}
-    return rank_pairs.ranked_pairs(made, made.source, get("1f1b"), fewest, SERIAL, {} if known is None else known)
+    ranked = rank_pairs.ranked_pairs(CuttableStep(made, made.source, alpa), get("1f1b"), fewest)
+    assert not isinstance(ranked, Bounded)
+    return ranked
 
 
 def test_prices_at_both_ends_are_those_that_were_made():
@@ -81,7 +84,7 @@ def test_what_is_the_same_in_two_divisions_is_priced_once(monkeypatch: pytest.Mo
     assert once > 0 and len(priced) == once
     assert np.array_equal(costs.loop_s, again.loop_s)
     prices(replace(made, job=replace(made.job, memory_limit_bytes=10**8)), 2).on(Submesh(0, 4))
-    assert len(priced) == 2 * once
+    assert len(priced) == once, "no limit has a part in it"
 
 
 def test_prices_between_are_near_those_that_would_be_made():
@@ -95,10 +98,11 @@ def test_prices_between_are_near_those_that_would_be_made():
 
 
 def test_three_pairs_with_two_numbers_of_stages_are_taken():
-    known: dict[Any, Any] = {}
-    found = pairs(problem(), known)
+    made = problem()
+    found = pairs(made)
     assert len(found) == len(set(found)) == 3
-    assert {count for count, _ in known} == {1, 64}, "priced in the fewest and the most microbatches alone"
+    priced = {key.of[1] for key in made.store.answers if key.what == "layers"}
+    assert priced == {1, 64}, "priced in the fewest and the most microbatches alone"
     assert len({stages for _, stages in found}) == 2
     assert all(count > 2 for count, _ in found), "few have a bubble"
 

@@ -15,12 +15,13 @@ from autopar.search import Job, Problem, alpa
 from autopar.search.intra import build
 from autopar.search.intra.extract import memory_of
 from autopar.search.intra.memory import OTHER_STAGES
-from autopar.search.parallel.recall import Recall
+from autopar.search.parallel.pool import metered
 from autopar.search.policy import SearchPolicy, SizePolicy
 from autopar.search.stage_planning.candidate import plan_candidate
-from autopar.search.stage_planning.isomorphic import IsomorphicStages
 from autopar.search.stage_planning.stage_problem import ScheduledStages, in_flight
+from autopar.search.store import Store
 from autopar.solver import peak_bytes, solve
+from autopar.solver.meter import Meter
 from examples import mlp
 from tests.end_to_end.clusters import MIDDLE
 from tests.search.inter.blocks import cut_into_blocks
@@ -94,13 +95,13 @@ def test_one_plan_for_stages_with_the_same_problem(monkeypatch):
     parallel = autopar.parallelize(
         fn, cluster=toy(4), num_stages=6, num_microbatches=4, schedule=get("interleaved", chunks=3)
     )
-    shared = []
-    known = IsomorphicStages.known
-    monkeypatch.setattr(IsomorphicStages, "known", lambda *a: shared.append(known(*a)) or shared[-1])
+    found = []
+    known = Store.known
+    monkeypatch.setattr(Store, "known", lambda *a, **k: found.append(known(*a, **k)) or found[-1])
     plan = parallel.plan(*args)
-    assert any(content is not None for content in shared)
-    monkeypatch.setattr(IsomorphicStages, "known", lambda *_: None)
-    assert parallel.plan(*args).to_json() == plan.to_json()
+    assert any(content is not None for content in found)
+    monkeypatch.setattr(Store, "known", lambda *_, **__: None)
+    assert parallel.plan(*args).content == plan.content
 
 
 def test_in_flight_of_a_worker_is_of_all_its_stages():
@@ -119,16 +120,14 @@ def test_in_flight_of_a_worker_is_of_all_its_stages():
     assert all(alone.in_flight(s) == in_flight(table, s) and not alone.other_stages(s) for s in range(8))
 
 
-def test_another_process_recalls_the_problems_of_a_search():
-    """What arrives has the graph and the memo of what arrived before it; other graphs have their own."""
+def test_another_process_keeps_the_answers_of_a_search():
+    """Problems that arrive there are of one store, and come out as they would anywhere."""
     fn, args = mlp.build(abstract=True)
-    problem, other = problem_of(fn, args, toy(4)), problem_of(fn, args, toy(2))
-    recall = Recall()
-    first, again = (recall.known(pickle.loads(pickle.dumps(problem))) for _ in range(2))
-    assert first == problem and first.graph is again.graph and first.memo is again.memo
-    changed = replace(other, graph=replace(other.graph, name="another"))
-    assert recall.known(changed).graph is changed.graph
-    assert recall.known("text") == "text"
+    problem, store, meter = problem_of(fn, args, toy(4)), Store(), Meter()
+    first, again = (metered(pickle.loads(pickle.dumps(problem)), meter, store) for _ in range(2))
+    assert first == problem and first.store is again.store is store and first.meter is meter
+    assert metered("text", meter, store) == "text"
     limit = replace(problem.job, memory_limit_bytes=int(0.95 * alpa(problem).peak_memory))
     for asked in (problem, replace(problem, job=limit), problem):
-        assert alpa(recall.known(pickle.loads(pickle.dumps(asked)))).to_json() == alpa(asked).to_json()
+        there = metered(pickle.loads(pickle.dumps(asked)), meter, store)
+        assert alpa(there).to_json() == alpa(asked).to_json()

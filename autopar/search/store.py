@@ -1,0 +1,280 @@
+"""`Store`: everything that the problems of one search state, solve and plan once, by key.
+
+`Store.key` makes all keys, `Room.answers` is the one rule of dominance:
+
+    an answer that needs no more than a smaller room holds is the answer in the smaller room,
+    where nothing was found, nothing is found in a smaller room.
+
+Answers follow from their keys and rooms, so no plan depends on what is kept. A store counts the work of an answer once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from autopar.errors import InfeasiblePlanError
+from autopar.ir import Graph
+from autopar.ir.text import graph_text
+from autopar.plan import PlanContent
+from autopar.search.outcome import Bounded
+from autopar.simulate.memory import lasting_bytes
+from autopar.solver.meter import Meter
+
+#: Numbers in arrays beyond which the answers are dropped that were not asked for for longest: 400 MB.
+_MOST_ENTRIES = 50_000_000
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Same:
+    """A value in a key that equals nothing but itself."""
+
+    value: object
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+@dataclass(frozen=True)
+class Key:
+    """Identity of an answer whatever its room.
+
+    Args:
+        what: kind of answer.
+        graph: digest of the graph, with its names.
+        of: everything else that the answer depends on. Texts of these parts, or their ``digest``, are the same in every
+            process; a digest is None where something is a user's own.
+    """
+
+    what: str
+    graph: str
+    of: tuple[Hashable, ...]
+
+    @property
+    def text(self) -> str | None:
+        """Name of the answer in every process; None where something is a user's own."""
+        parts = [getattr(part, "digest", part) for part in self.of]
+        return None if any(part is None for part in parts) else " ".join(map(str, (self.what, self.graph, *parts)))
+
+
+@dataclass(frozen=True)
+class Room:
+    """Room that an answer has to fit into.
+
+    Args:
+        limit_bytes: bytes a device.
+        in_flight: microbatches in flight besides the one that runs, whose activations the device holds.
+        others: stages besides this one whose lasting bytes the device holds.
+        cutoff_s: seconds that the answer has to stay below to be of use.
+    """
+
+    limit_bytes: float = math.inf
+    in_flight: int = 0
+    others: int = 0
+    cutoff_s: float = math.inf
+
+    def answers(self, value: object, asked: Room, *, any_that_fits: bool) -> bool:
+        """Whether the answer of this room answers another: the one rule of dominance.
+
+        Args:
+            value: the answer.
+            asked: the other room.
+            any_that_fits: whether any answer that fits will do.
+        """
+        more = (-self.limit_bytes, self.in_flight, self.others), (-asked.limit_bytes, asked.in_flight, asked.others)
+        is_smaller = all(known <= wanted for known, wanted in zip(*more, strict=True))
+        if not isinstance(value, PlanContent):
+            return is_smaller and asked.cutoff_s <= self.cutoff_s
+        stage = value.stages[0]
+        held = asked.in_flight * stage.activation_bytes + asked.others * lasting_bytes(stage)
+        return value.peak_memory + held <= asked.limit_bytes and (is_smaller or any_that_fits)
+
+
+@dataclass
+class _Entry:
+    """An answer.
+
+    Args:
+        value: the answer, or the error that says why there is none.
+        room: that it was found in.
+        meter: its work, until that is counted.
+        text: see `Key.text`.
+        takers: who asked for it.
+    """
+
+    value: Any
+    room: Room
+    meter: Meter
+    text: str | None
+    takers: set[Hashable] = field(default_factory=set)
+
+
+@dataclass(eq=False)
+class Store:
+    """Answers of one search. Another process begins with none: a store is pickled empty.
+
+    Args:
+        answers: by key, the one that was asked for last at the end.
+        digests: of graphs, by identity.
+        parts: of keys that have a digest: equal ones are one.
+        lock: held while something is looked up or kept: looks run in a thread while the next mesh is stated.
+    """
+
+    answers: OrderedDict[Key, list[_Entry]] = field(default_factory=OrderedDict)
+    digests: dict[int, tuple[weakref.ref[Graph], str]] = field(default_factory=dict)
+    parts: dict[Hashable, Hashable] = field(default_factory=dict)
+    lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
+
+    def key(self, what: str, graph: Graph | None, *of: Hashable) -> Key:
+        """Key of an answer.
+
+        Args:
+            what: kind of answer.
+            graph: that it is about; None where it is about none.
+            of: everything else that it depends on.
+        """
+        of = tuple(self.parts.setdefault(part, part) if hasattr(part, "digest") else part for part in of)
+        if graph is None:
+            return Key(what, "", of)
+        known, digest = self.digests.get(id(graph), (None, ""))
+        if known is None or known() is not graph:
+            digest = hashlib.sha256(graph_text(graph).encode()).hexdigest()[:24]
+            self.digests[id(graph)] = (weakref.ref(graph), digest)
+        return Key(what, digest, of)
+
+    def get(self, key: Key, default: Value) -> Value:
+        """An answer that needs no room; ``default`` where it is not there."""
+        with self.lock:
+            entries = self.answers.get(key)
+        return entries[0].value if entries else default
+
+    def once(self, key: Key, make: Callable[[], Value]) -> Value:
+        """An answer that needs no room, made if it is not there. Its work counts for whoever makes it."""
+        return self.counted(key, None, lambda _: make())
+
+    def counted(self, key: Key, meter: Meter | None, make: Callable[[Meter], Value]) -> Value:
+        """`once`, whose work counts for all who ask, once in a search.
+
+        Args:
+            key: of the answer.
+            meter: of who asks.
+            make: makes it, and counts its work.
+        """
+        with self.lock:
+            entries = self.answers.get(key)
+            if entries:
+                self.answers.move_to_end(key)
+        if entries:
+            entry = entries[0]
+        else:
+            work = Meter()
+            entry = _Entry(make(work), Room(), work, key.text)
+            self._keep(key, entry)
+        if meter is not None:
+            count_once(entry.text, meter, entry.meter)
+        value: Value = entry.value
+        return value
+
+    def known(
+        self, key: Key, room: Room, meter: Meter, *, taker: Hashable = None, any_that_fits: bool = False
+    ) -> PlanContent | Bounded | None:
+        """The answer of a room that is as large, or larger; None where none is known. A kept error is raised.
+
+        Args:
+            key: of the answer.
+            room: that it has to fit into.
+            meter: of who asks.
+            taker: who asks.
+            any_that_fits: whether any answer that fits will do of those that the taker has already.
+        """
+        with self.lock:
+            every = self.answers.get(key, ())
+            entries = (
+                e for e in every if e.room.answers(e.value, room, any_that_fits=any_that_fits and taker in e.takers)
+            )
+            entry = next(entries, None)
+            if entry is None:
+                return None
+            self.answers.move_to_end(key)
+            entry.takers.add(taker)
+        return _taken(entry, meter)
+
+    def planned(
+        self, key: Key, room: Room, meter: Meter, make: Callable[[Meter], PlanContent | Bounded], taker: Hashable
+    ) -> PlanContent | Bounded:
+        """The answer of a room, made and kept, as an error is.
+
+        Args:
+            key: of the answer.
+            room: that it has to fit into.
+            meter: of who asks.
+            make: makes it, and counts its work.
+            taker: who asks.
+        """
+        work = Meter(search=meter)
+        value: PlanContent | Bounded | InfeasiblePlanError
+        try:
+            value = make(work)
+        except InfeasiblePlanError as error:
+            value = error
+        except BaseException:
+            meter.merge(work)
+            raise
+        text = None if key.text is None else f"{key.text} {room}"
+        entry = _Entry(value, room, work, text, {taker})
+        self._keep(key, entry)
+        return _taken(entry, meter)
+
+    def _keep(self, key: Key, entry: _Entry) -> None:
+        with self.lock:
+            self.answers.setdefault(key, []).append(entry)
+            self.answers.move_to_end(key)
+            total = sum(_numbers(e.value) for entries in self.answers.values() for e in entries)
+            while total > _MOST_ENTRIES and len(self.answers) > 1:
+                _, dropped = self.answers.popitem(last=False)
+                total -= sum(_numbers(e.value) for e in dropped)
+
+    def __reduce__(self) -> tuple[type[Store], tuple[()]]:
+        return Store, ()
+
+
+def count_once(name: str | None, meter: Meter, work: Meter) -> None:
+    """Counts the work of an answer, unless it was counted.
+
+    Args:
+        name: of the answer, see `Key.text`.
+        meter: of who asks for it.
+        work: its counts. Of an answer without a name in other processes it is empty afterwards.
+    """
+    if name is not None:
+        meter.keep(name, work)
+    else:
+        meter.merge(work)
+        work.counts.clear()
+        work.kept.clear()
+
+
+def _taken(entry: _Entry, meter: Meter) -> PlanContent | Bounded:
+    """An answer whose work is counted. A kept error is raised."""
+    count_once(entry.text, meter, entry.meter)
+    if isinstance(entry.value, InfeasiblePlanError):
+        raise entry.value.with_traceback(None)
+    answer: PlanContent | Bounded = entry.value
+    return answer
+
+
+def _numbers(value: object) -> int:
+    """Numbers in the arrays of a value."""
+    entries: int = getattr(value, "entries", 0)
+    return entries

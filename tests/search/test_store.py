@@ -1,0 +1,130 @@
+"""The store of a search: one key, one rule of dominance, and work that counts once."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from autopar.errors import InfeasiblePlanError
+from autopar.plan import PlanContent
+from autopar.search import Job, alpa
+from autopar.search.outcome import Bounded
+from autopar.search.problem_data import key_of_plan, room_of
+from autopar.search.stage_planning.shared import StagePlanner
+from autopar.search.store import Key, Room, Store
+from autopar.solver.meter import Meter, Work
+from tests.search.inter.test_tiny_steps import problem
+from tests.search.problems import toy
+
+KEY = Key("plan", "graph", ())
+ROOMS = [Room(*of) for of in itertools.product((100.0, 200.0), (0, 1), (0, 1), (1.0, math.inf))]
+
+
+@pytest.fixture(scope="module")
+def content() -> PlanContent:
+    """A stage of 60 bytes, of which a microbatch in flight holds 50 and another stage of the worker what lasts."""
+    plan = alpa(problem(toy(1), layers=1)).content
+    stage = msgspec.structs.replace(plan.stages[0], activation_bytes=50, state_bytes=30, accumulation_bytes=0)
+    return msgspec.structs.replace(plan, stages=(stage,), peak_memory=60)
+
+
+@pytest.mark.parametrize("found", ROOMS)
+def test_nothing_in_a_room_is_nothing_in_a_smaller_one(found: Room) -> None:
+    for value in (Bounded("slower"), InfeasiblePlanError("too large")):
+        for asked in ROOMS:
+            smaller = asked.limit_bytes <= found.limit_bytes and asked.cutoff_s <= found.cutoff_s
+            smaller = smaller and asked.in_flight >= found.in_flight and asked.others >= found.others
+            assert (
+                found.answers(value, asked, any_that_fits=False)
+                == found.answers(value, asked, any_that_fits=True)
+                == smaller
+            )
+
+
+@pytest.mark.parametrize("found", ROOMS)
+def test_an_answer_serves_the_smaller_rooms_that_hold_it(found: Room, content: PlanContent) -> None:
+    for asked in ROOMS:
+        fits = 60 + 50 * asked.in_flight + 30 * asked.others <= asked.limit_bytes
+        smaller = asked.limit_bytes <= found.limit_bytes
+        smaller = smaller and asked.in_flight >= found.in_flight and asked.others >= found.others
+        assert found.answers(content, asked, any_that_fits=False) == (fits and smaller)
+        assert found.answers(content, asked, any_that_fits=True) == fits
+
+
+def test_any_that_fits_is_taken_from_those_that_the_taker_has(content: PlanContent) -> None:
+    store, meter, tight, ample = Store(), Meter(), Room(120.0, 1), Room(500.0)
+    store.planned(KEY, tight, meter, lambda _: content, "first")
+    assert store.known(KEY, ample, meter, taker="first", any_that_fits=True) is content
+    assert store.known(KEY, ample, meter, taker="second", any_that_fits=True) is None, "a better one may be there"
+    assert store.known(KEY, tight, meter, taker="second") is content
+    assert store.known(KEY, ample, meter, taker="second", any_that_fits=True) is content
+
+
+def test_an_error_is_kept() -> None:
+    store, meter, made = Store(), Meter(), []
+
+    def fails(own: Meter) -> PlanContent:
+        made.append(own)
+        raise InfeasiblePlanError("too large")
+
+    with pytest.raises(InfeasiblePlanError, match="too large"):
+        store.planned(KEY, Room(100.0), meter, fails, None)
+    with pytest.raises(InfeasiblePlanError, match="too large"):
+        store.known(KEY, Room(90.0), meter)
+    assert store.known(KEY, Room(110.0), meter) is None and len(made) == 1
+
+
+def test_a_stage_that_does_not_fit_is_planned_once() -> None:
+    asked = []
+
+    def intra(of: object) -> Bounded:
+        asked.append(of)
+        raise InfeasiblePlanError("too large")
+
+    whole = problem(toy(1), layers=1)
+    stage = replace(whole, job=Job(memory_limit_bytes=1000))
+    for planner, limit in ((StagePlanner(intra), 1000), (StagePlanner(intra), 900)):
+        with pytest.raises(InfeasiblePlanError):
+            planner.plan(replace(stage, job=Job(memory_limit_bytes=limit)), "a stage")
+    assert len(asked) == 1
+
+
+def test_work_counts_once_for_all_who_ask() -> None:
+    store, first, second = Store(), Meter(), Meter()
+
+    def make(own: Meter) -> int:
+        own.add(Work.CELLS, 7)
+        return 3
+
+    assert [store.counted(KEY, meter, make) for meter in (first, first, second)] == [3, 3, 3]
+    assert first.total() == second.total() == {Work.CELLS: 7}
+    first.merge(second)
+    assert first.total() == {Work.CELLS: 7}
+
+
+def test_a_key_has_everything_but_the_room() -> None:
+    whole = problem(toy(2), layers=1)
+    key = key_of_plan(whole)
+    smaller = replace(whole, job=replace(whole.job, memory_limit_bytes=10))
+    later = replace(whole, subproblem=replace(whole.subproblem, cutoff_s=1.0, extra_in_flight=2, other_stages=1))
+    for other in (smaller, later):
+        assert key_of_plan(other) == key and room_of(other) != room_of(whole)
+    assert key_of_plan(replace(whole, cluster=toy(4))) != key
+    assert key_of_plan(replace(whole, job=replace(whole.job, num_microbatches=2))) != key
+    assert key_of_plan(replace(whole, graph=replace(whole.graph, name="another"))) != key
+    assert key.text is not None and key.text == key_of_plan(replace(whole, store=Store())).text
+
+
+def test_what_was_asked_for_last_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Large:
+        entries = 2
+
+    monkeypatch.setattr("autopar.search.store._MOST_ENTRIES", 4)
+    store, keys = Store(), [Key("large", str(n), ()) for n in range(3)]
+    for key in (*keys[:2], keys[0], keys[2]):
+        store.once(key, Large)
+    assert list(store.answers) == [keys[0], keys[2]]

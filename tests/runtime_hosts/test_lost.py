@@ -110,6 +110,22 @@ def test_what_a_killed_supervisor_started_ends_with_it() -> None:
     assert not any(map(is_there, pids))
 
 
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="asks Linux which processes there are")
+def test_a_supervisor_killed_by_the_first_act_of_a_process_leaves_nothing(tmp_path: Path) -> None:
+    """No moment lies between the start of a process and its end with the supervisor."""
+    program = (
+        "import sys\n"
+        "from autopar.runtime.hosts.supervise import SupervisedJob, supervise\n"
+        "script = 'echo $$ > %s/pid; kill -9 $PPID; sleep 300' % sys.argv[1]\n"
+        "supervise(SupervisedJob(('sh', '-c', script), 1, 1, 0, 60.0), lambda text: None)\n"
+    )
+    folder = Path(autopar.__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], cwd=folder, check=False)
+    assert done.returncode == -signal.SIGKILL
+    pid = int((tmp_path / "pid").read_text())
+    assert any(not is_there(pid) or time.sleep(0.1) for _ in range(200))
+
+
 def test_the_supervisor_gives_up(tmp_path: Path) -> None:
     said: list[str] = []
     job = SupervisedJob((sys.executable, "-c", "raise SystemExit(5)"), 1, 1, 2, heartbeat_s=1.0)

@@ -62,12 +62,13 @@ class _Guard:
         self.shell.kill()
         self.shell.communicate()
 
-    def watch(self, group: int) -> None:
-        """Adds a process group."""
+    def watch(self) -> None:
+        """Adds the process that calls this, a new child before its command runs: this process may be gone by then."""
         if self.shell.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):  # somebody ended the shell
-                self.shell.stdin.write(f"{group}\n".encode())
-                self.shell.stdin.flush()
+            signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # somebody may have ended the shell
+            with contextlib.suppress(BrokenPipeError):
+                os.write(self.shell.stdin.fileno(), f"{os.getpid()}\n".encode())
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
 
 class _Signals:
@@ -114,8 +115,7 @@ def _once(job: SupervisedJob, count: int, signals: _Signals, say: Callable[[str]
         try:
             for process in range(count):
                 environment = _environment(job, address, count, process)
-                started.append(subprocess.Popen(job.command, env=environment, process_group=0))
-                guard.watch(started[-1].pid)
+                started.append(subprocess.Popen(job.command, env=environment, process_group=0, preexec_fn=guard.watch))
                 say(f"process {process}: pid {started[-1].pid}")
             return _follow(job, started, signals, say)
         finally:

@@ -383,6 +383,8 @@ def operand_layouts(
             return None
         out.add(op.id, matched_again)
         return matched_again.operands
+    if not is_whole(states):
+        return None  # of pieces, and yet not in the loop: it takes all examples
     types = graph.operand_types(op)
     every = Match(tuple(map(whole, types)), tuple(whole(v.type) for v in op.results))
     out.add(op.id, every)

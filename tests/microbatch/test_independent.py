@@ -250,3 +250,21 @@ def test_a_callback_is_told_in_the_plan():
     plan = autopar.parallelize(step_of(called_back), cluster=CLUSTER).plan(W, X)
     (note,) = [n for n in plan.notes if "pure_callback" in n]
     assert "runs on one device" in note and "test_independent.py" in note
+
+
+def test_what_takes_all_of_the_batch_is_computed_again_before_the_loop(x64):
+    """Factors of one matrix are split as the batch is: their product needs all pieces, and recomputation asks again."""
+
+    def step(x, a, b):
+        def loss(q, a):
+            return jnp.sum(jnp.sin(q @ a)) + jnp.sum(jnp.sin(q @ b)) + jnp.sum(jnp.sin(jnp.expm1(jnp.tanh(a))))
+
+        return jax.vmap(lambda q: jax.value_and_grad(loss, (0, 1))(q, a))(x)
+
+    rng = np.random.default_rng(0)
+    args = tuple(jnp.asarray(rng.standard_normal(s)) for s in ((8, 8, 12), (12, 3), (12, 16)))
+    for remat in ("none", "full"):
+        options = {"num_stages": 1, "num_microbatches": 2, "remat": remat}
+        planned = autopar.parallelize(step, cluster=CLUSTER, batch_argnums=(0, 1, 2), **options).compile(*args)
+        assert planned.plan.num_microbatches == 2
+        assert_trees_same(planned(*args), jax.jit(step)(*args))

@@ -1,8 +1,9 @@
 """Runs test suites of released packages with autopar in the place of `jax.jit`, and prints what fails so alone.
 
 ``python -m tests.public.suites --out build/suites [NAME ...]`` takes suites out of installed wheels, or out of sdists
-that pip downloads; nothing of them is copied into this repository. Tests that fail run again under `jax.jit`. The exit
-code is 1 where one that passes there has no explanation in `EXPLAINED`.
+that pip downloads, or out of ``--sources DIRECTORY``, which has a checkout of a package in the folder of its name;
+nothing of them is copied into this repository. Tests that fail run again under `jax.jit`. The exit code is 1 where one
+that passes there has no explanation in `EXPLAINED`.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ SUITES = {
     "lineax": Suite("lineax", "tests", False, "test_*.py"),
     "optimistix": Suite("optimistix", "tests", False, "test_*.py"),
     "diffrax": Suite("diffrax", "test", False, "test_*.py"),
+    "jax": Suite("jax", "tests", False, "*_test.py"),
 }
 
 #: By test that fails under autopar alone the reason.
@@ -69,7 +71,7 @@ EXPLAINED: dict[str, str] = {
 }
 
 
-def files_of(suite: Suite, out: Path) -> tuple[Path, list[Path]]:
+def files_of(suite: Suite, out: Path, sources: Path | None) -> tuple[Path, list[Path]]:
     """The folder that tests are named from, and the files. Sdists are downloaded once."""
     if suite.is_wheel:
         spec = find_spec(suite.module)
@@ -77,7 +79,7 @@ def files_of(suite: Suite, out: Path) -> tuple[Path, list[Path]]:
         folder = Path(spec.origin).parent
         root = folder.parent
     else:
-        root = _unpacked(suite.package, out)
+        root = sources / suite.package if sources is not None else _unpacked(suite.package, out)
         folder = root / suite.module
     files = sorted(p for p in folder.rglob(suite.pattern) if not any(part in str(p) for part in suite.left_out))
     return root, files
@@ -104,13 +106,15 @@ class Limits:
         out: the folder of reports.
         seconds: that one test may take.
         minutes: that a suite may take; what has not run by then is left out.
-        files: part of the paths of the files that run.
+        files: parts of the paths of the files that run, one of which a path has: "A,B".
+        sources: a folder with a checkout of a package in the folder of its name; None takes sdists.
     """
 
     out: Path
     seconds: int
     minutes: float
     files: str
+    sources: Path | None = None
 
 
 def run(suite: Suite, mode: str, limits: Limits, tests: Sequence[str] = ()) -> dict[str, Any]:
@@ -123,8 +127,9 @@ def run(suite: Suite, mode: str, limits: Limits, tests: Sequence[str] = ()) -> d
         tests: those that run; all where there are none.
     """
     out = limits.out
-    root, files = files_of(suite, out)
-    chosen = [str(root / t) for t in tests] or [str(f) for f in files if limits.files in str(f)]
+    root, files = files_of(suite, out, limits.sources)
+    parts = limits.files.split(",")
+    chosen = [str(root / t) for t in tests] or [str(f) for f in files if any(part in str(f) for part in parts)]
     if not chosen:  # pytest would take the tests of this folder
         raise FileNotFoundError(f"no test file of {suite.package} with {limits.files!r} in its path is below {root}")
     written = out / f"{suite.package}-{mode}.json"
@@ -174,9 +179,10 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("build/suites"))
     parser.add_argument("--seconds", type=int, default=300, help="that one test may take")
     parser.add_argument("--minutes", type=float, default=600, help="that a suite may take; the rest is left out")
-    parser.add_argument("--files", default="", help="part of the paths of the files that run")
+    parser.add_argument("--files", default="", help="parts of the paths of the files that run: A,B")
+    parser.add_argument("--sources", type=Path, help="folder with a checkout of a package in the folder of its name")
     asked = parser.parse_args()
-    limits = Limits(asked.out, asked.seconds, asked.minutes, asked.files)
+    limits = Limits(asked.out, asked.seconds, asked.minutes, asked.files, asked.sources)
     asked.out.mkdir(parents=True, exist_ok=True)
     print("| suite | tests that pass | functions | calls through autopar | programs that split | failures |")
     print("|---|---|---|---|---|---|")

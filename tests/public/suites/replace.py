@@ -26,6 +26,8 @@ from autopar.cluster import Device, LinkSpec, NodeGroup
 _SHARED = ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames")
 #: Options that change nothing in the result, and are left out.
 _WITHOUT_EFFECT = ("inline", "keep_unused")
+#: Modules of jax that its own tests call functions by.
+_TESTS_OF_JAX = ("jax._src.test_util",)
 
 
 def slow_devices(count: int) -> Cluster:
@@ -49,8 +51,8 @@ class Counts:
 
     def jit(self, fun: Any = None, /, **options: Any) -> Any:
         """Stands for `jax.jit`, but for jax and autopar themselves."""
-        caller = str(sys._getframe(1).f_globals.get("__name__", "")).partition(".")[0]
-        if caller in ("jax", "autopar"):
+        caller = str(sys._getframe(1).f_globals.get("__name__", ""))
+        if caller.partition(".")[0] in ("jax", "autopar") and caller not in _TESTS_OF_JAX:
             return self._plain_jit(fun, **options) if fun is not None else self._plain_jit(**options)
         if fun is None:
             return functools.partial(self.jit, **options)

@@ -27,6 +27,8 @@ from autopar.runtime.loaded import LoadedProgram
 class Compiled(CallInfo):
     """A compiled step, from `ParallelFunction.compile`; takes arguments of the signature it was made for.
 
+    Static arguments may be left out of a call, as they are of calls of jax's compiled objects.
+
     Args:
         plan: what runs.
         traced: the function's graph.
@@ -53,6 +55,7 @@ class Compiled(CallInfo):
         """The traced leaves of a call. Raises AutoparError for arguments of other shapes, dtypes or structure."""
         signature = self.traced.signature
         options = replace(self.signature_options, static_numbers=signature.static_numbers)
+        args, kwargs = signature.with_static(args, kwargs)
         given, leaves = flatten_call(self.function, args, kwargs, options)
         if not signature.takes(given):
             error = AutoparError(

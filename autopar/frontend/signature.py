@@ -115,6 +115,19 @@ class CallSignature:
             for a, b in zip(self.entries, other.entries, strict=True)
         )
 
+    def with_static(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """Arguments of a call with the static ones of this signature where the call leaves them out.
+
+        Compiled objects of jax are called without static arguments.
+        """
+        values = {where: static.value for where, static in self.static_args}
+        positions = len(self.treedef.children()[0].children())
+        left_out = [k for k in range(positions) if k in values]
+        if left_out and len(args) == positions - len(left_out):
+            rest = iter(args)
+            args = [values[k] if k in values else next(rest) for k in range(positions)]
+        return args, {**{k: v for k, v in values.items() if isinstance(k, str)}, **kwargs}
+
     @property
     def traced(self) -> tuple[int, ...]:
         """Indices of the leaves that are arrays."""

@@ -76,6 +76,38 @@ def test_what_the_steps_to_a_program_tell_is_what_jits_tell(name):
     assert jax.eval_shape(lambda x: ours.eval_shape(*args, **kwargs) and x, args[0]) is not None
 
 
+@pytest.mark.parametrize(
+    ("options", "args", "kwargs"),
+    [
+        ({"static_argnums": 2}, (0,), {"y": 1, "scale": 2.5}),
+        ({"static_argnums": (2,)}, (0, 1, 2.5), {}),
+        ({"static_argnums": (0, 2)}, (3.0, 1, 2.5), {}),
+        ({"static_argnames": ("mode", "flag")}, (0, 1), {"mode": "other", "flag": False}),
+        ({"static_argnames": ("scale", "mode")}, (0, 1, 2.5), {"mode": "other"}),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_compiled_objects_take_calls_with_and_without_static_arguments(options, args, kwargs):
+    arrays = [np.full((4, 4), n, np.float32) for n in (1, 2)]
+
+    def scaled(x, y, scale=2.0, *, mode="plain", flag=True):
+        return (x * y).sum() * scale if flag else x * y * scale
+
+    def filled(values):
+        return [arrays[v] if type(v) is int else v for v in values]
+
+    args, kwargs = filled(args), dict(zip(kwargs, filled(kwargs.values()), strict=True))
+    names = ("x", "y", "scale")
+    static = {*np.atleast_1d(options.get("static_argnums", ())).tolist()}
+    static |= {names.index(n) for n in options.get("static_argnames", ()) if n in names}
+    dynamic = [a for k, a in enumerate(args) if k not in static]
+    named = {k: v for k, v in kwargs.items() if isinstance(v, np.ndarray)}
+    want = jax.jit(scaled, **options).lower(*args, **kwargs).compile()(*dynamic, **named)
+    compiled = autopar.parallelize(scaled, cluster=CLUSTER, **options).lower(*args, **kwargs).compile()
+    assert_trees_same(compiled(*dynamic, **named), want)
+    assert_trees_same(compiled(*args, **kwargs), want)
+
+
 def test_programs_as_objects_of_the_compiler():
     lowered = autopar.parallelize(sgd, cluster=CLUSTER).lower(params(), batch())
     assert "stablehlo" in str(lowered.compiler_ir())

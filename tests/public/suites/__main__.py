@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -79,8 +80,10 @@ def files_of(suite: Suite, out: Path, sources: Path | None) -> tuple[Path, list[
         folder = Path(spec.origin).parent
         root = folder.parent
     else:
-        root = sources / suite.package if sources is not None else _unpacked(suite.package, out)
-        folder = root / suite.module
+        found = sources / suite.package if sources is not None else _unpacked(suite.package, out)
+        root = out / "taken"
+        folder = root / f"{suite.package}_tests"  # by this name: a package named `tests` is this repository's
+        shutil.copytree(found / suite.module, folder, dirs_exist_ok=True)
     files = sorted(p for p in folder.rglob(suite.pattern) if not any(part in str(p) for part in suite.left_out))
     return root, files
 

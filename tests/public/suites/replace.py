@@ -38,16 +38,16 @@ def slow_devices(count: int) -> Cluster:
 
 
 class Counts:
-    """What went through autopar.
+    """What went through autopar."""
 
-    Args:
-        cluster: what is planned for.
-    """
-
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
+    def __init__(self) -> None:
         self.functions = self.calls = self.split = self.left_out = 0
         self._plain_jit = jax.jit
+
+    @functools.cached_property
+    def cluster(self) -> Cluster:
+        """The cluster that is planned for, of the devices that a suite asks for before its first function."""
+        return slow_devices(jax.device_count())
 
     def jit(self, fun: Any = None, /, **options: Any) -> Any:
         """Stands for `jax.jit`, but for jax and autopar themselves."""
@@ -81,7 +81,7 @@ class Counts:
         return called
 
 
-_COUNTS = Counts(slow_devices(jax.device_count()))
+_COUNTS = Counts()
 _OUTCOMES: dict[str, str] = {}
 #: Outcomes after which what was found is written.
 _EACH = 20

@@ -59,6 +59,25 @@ class Case:
     holds: Callable[[Plan], Any] = lambda plan: True
 
 
+def attention() -> Built:
+    """A step of causal attention with its four weights."""
+
+    def loss(w: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+        q, k, v = (jnp.einsum("bsd,dhe->bhse", x, w[name]) for name in "qkv")
+        scores = jnp.einsum("bhse,bhte->bhst", q, k) * 0.5
+        scores = jnp.where(jnp.tril(jnp.ones((8, 8), bool)), scores, -1e30)
+        mixed = jnp.einsum("bhst,bhte->bhse", jax.nn.softmax(scores), v)
+        return jnp.mean((x + jnp.einsum("bhse,hed->bsd", mixed, w["o"])) ** 2)
+
+    def step(w: dict[str, jax.Array], x: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:
+        value, grad = jax.value_and_grad(loss)(w, x)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, w, grad), value
+
+    rng = np.random.default_rng(0)
+    w = {name: rng.normal(size=(8, 4, 2)) for name in "qkv"} | {"o": rng.normal(size=(4, 2, 8))}
+    return step, (w, rng.normal(size=(8, 8, 8)))
+
+
 def loops() -> Built:
     """A step with a scan, a while loop, a branch, positions and integers."""
 
@@ -102,7 +121,7 @@ CASES: dict[str, Case] = {
     ),
     "loops": Case(loops, {**_ONE, "mesh_shape": (2, 2, 2)}),
     "context parallel": Case(
-        lambda: gpt.build(**_SMALL_GPT),
+        attention,
         {**_ONE, "search": Manual(dp=2, cp=2, tp=2), "attention": "blocks"},
         lambda p: any("attention" in r.id for r in p.content.operators),
     ),

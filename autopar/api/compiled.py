@@ -55,8 +55,7 @@ class Compiled(CallInfo):
         """The traced leaves of a call. Raises AutoparError for arguments of other shapes, dtypes or structure."""
         signature = self.traced.signature
         options = replace(self.signature_options, static_numbers=signature.static_numbers)
-        args, kwargs = signature.with_static(args, kwargs)
-        given, leaves = flatten_call(self.function, args, kwargs, options)
+        given, leaves = flatten_call(self.function, *signature.with_static(args, kwargs), options)
         if not signature.takes(given):
             error = AutoparError(
                 f"{self.traced.graph.name} was compiled for other arguments",

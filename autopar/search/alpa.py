@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from autopar.errors import InfeasiblePlanError
-from autopar.plan import Considered, Plan
+from autopar.plan import Considered, Plan, SearchContent
 from autopar.plan.text import bytes_text
 from autopar.search.anytime import OfParts, faster_by
 from autopar.search.assemble import assemble, step_bound_s
@@ -350,16 +350,9 @@ def best_plan(
         )
         bounds = (step_bound_s(problem, a.sharding_problem, a.solution.lower_bound) for a in answers)
         bound = min(math.inf if s is None else s for s in bounds)
-    plan = assemble(
-        problem,
-        first.sharding_problem,
-        sharding,
-        name,
-        taken.solution.objective,
-        None if math.isinf(bound) else float(bound),
-        considered,
-        clock,
-    )
+    bound_s = None if math.isinf(bound) else float(bound)
+    search = SearchContent(name, taken.solution.objective, bound_s, considered)
+    plan = assemble(problem, first.sharding_problem, sharding, search, clock)
     return replace(plan, details=details_of(problem, first.sharding_problem, taken.solution.choice, sharding))
 
 

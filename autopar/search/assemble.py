@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+
+import msgspec
 
 from autopar.ir import Graph
 from autopar.ir.fingerprint import fingerprint
 from autopar.plan import (
     CombinedBytes,
-    Considered,
     InputRecord,
     OutputRecord,
     Plan,
@@ -31,10 +31,7 @@ def assemble(
     problem: Problem,
     sharding_problem: ShardingProblem,
     sharding: Sharding,
-    strategy: str,
-    objective: float,
-    lower_bound: float | None,
-    considered: Sequence[Considered],
+    search: SearchContent,
     clock: Clock,
 ) -> Plan:
     """The plan of one stage on all devices.
@@ -43,17 +40,14 @@ def assemble(
         problem: what was planned.
         sharding_problem: the problem on the chosen mesh.
         sharding: what was chosen.
-        strategy: name of the search.
-        objective: seconds that the search minimized.
-        lower_bound: seconds that no step is below (`step_bound_s`), or None. The plan's is never above its step time:
-            readers may share a conversion that the objective counts for each.
-        considered: other options.
+        search: its record. The bound of the plan is never above its step time: readers may share a conversion that the
+            objective counts for each.
         clock: time of planning so far.
     """
     graph, cluster = problem.graph, problem.cluster
     problem.meter.add(Work.ASSEMBLED, len(sharding_problem.sites))
     stage = _stage(problem, sharding_problem, sharding)
-    bound_s = None if lower_bound is None else min(lower_bound, stage.step_time)
+    bound_s = None if search.lower_bound is None else min(search.lower_bound, stage.step_time)
     content = PlanContent(
         program=graph.name,
         fingerprint=fingerprint(graph),
@@ -72,7 +66,7 @@ def assemble(
         operators=sharding.operators,
         copies=sharding.copies,
         choices=sharding.choices,
-        search=SearchContent(strategy, objective, bound_s, tuple(considered)),
+        search=msgspec.structs.replace(search, lower_bound=bound_s),
         notes=(
             *sharding_problem.notes,
             *sharding.notes,

@@ -34,32 +34,45 @@ def first_configuration(counts: Sequence[int], remat: str) -> StepForm:
 
 
 @dataclass(frozen=True)
-class Shortage:
-    """Inputs of a search where memory is short.
+class StageForms:
+    """Forms of one stage that may be tried.
 
     Args:
-        backward_update: whether stacks may be updated in the backward loop.
+        counts: numbers of microbatches, rising.
+        remat: "auto", or what is recomputed.
+        offload: whether something may lie in host memory.
+        demanded: whether as much of the state as can must lie there; a plan that holds less there is no choice then,
+            however fast.
+        layered_updates: where something may lie there, whether layers are updated one at a time, in order of trial.
+        host_update: where something may lie there, whether hosts may update it: tried last.
+        backward_update: whether stacks may be updated in the backward loop, where memory is short.
         may_fit: of numbers of microbatches, rising, those from the first on that may fit.
         segments: numbers of layers a segment with which loops over layers keep less, the best first.
         segment_cost: relative cost of the limit from which these are tried though the first configuration fits.
     """
 
+    counts: Sequence[int]
+    remat: str = "auto"
+    offload: bool = False
+    demanded: bool = False
+    layered_updates: Sequence[bool] = (False,)
+    host_update: bool = False
     backward_update: Callable[[], bool] = lambda: False
     may_fit: Callable[[Sequence[int]], Sequence[int]] = lambda counts: counts
     segments: Callable[[], Sequence[int]] = tuple
     segment_cost: float = math.inf
 
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """Levels of recomputation, the first that is tried first."""
+        first = first_configuration(self.counts, self.remat).remat
+        return tuple(dict.fromkeys((first, *(LEVELS[1:] if self.remat == "auto" else ()))))
+
 
 def one_stage(
     trials: Trials[StepForm, Plan],
-    counts: Sequence[int],
-    remat: str,
+    forms: StageForms,
     *,
-    offload: bool,
-    demanded: bool = False,
-    layered_updates: Sequence[bool] = (False,),
-    host_update: bool = False,
-    shortage: Shortage = Shortage(),
     cutoff_s: float = math.inf,
     looks: Trials[StepForm, Plan] | None = None,
 ) -> Plan | Bounded:
@@ -74,14 +87,7 @@ def one_stage(
 
     Args:
         trials: plans in a number of microbatches at a level of recomputation.
-        counts: numbers of microbatches, rising.
-        remat: "auto", or what is recomputed.
-        offload: whether something may lie in host memory.
-        demanded: whether as much of the state as can must lie there; a plan that holds less there is no choice then,
-            however fast.
-        layered_updates: where something may lie there, whether layers are updated one at a time, in order of trial.
-        host_update: where something may lie there, whether hosts may update it: tried last.
-        shortage: asked if memory binds, without ``offload``.
+        forms: that may be tried.
         cutoff_s: seconds of a step that a plan must stay below to be of use. More microbatches and more work cost more
             time, so the first configuration that fits and does not stay below is the last.
         looks: of a tiny step, all of whose configurations may be tried: plans by a look within the limit, which takes a
@@ -92,34 +98,36 @@ def one_stage(
         InfeasiblePlanError: no configuration fits.
         MicrobatchError: no number of microbatches is possible.
     """
-    levels = [first_configuration(counts, remat).remat, *(LEVELS[1:] if remat == "auto" else ())]
+    levels, counts = forms.levels, forms.counts
     plan: Plan | None
-    if offload:
+    if forms.offload:
         configurations = [
-            StepForm(count, level, layered_update=by) for by in layered_updates for level in levels for count in counts
+            StepForm(count, level, layered_update=by)
+            for by in forms.layered_updates
+            for level in levels
+            for count in counts
         ]
-        if host_update:
+        if forms.host_update:
             configurations += [StepForm(count, level, host_update=True) for level in levels for count in counts]
         plans = trials.run(configurations, seconds=_seconds, ends=_nothing_on_host, cutoff_s=cutoff_s)
-        if demanded:
+        if forms.demanded:
             most = max(map(_on_hosts, plans), default=0)
             plans = [p for p in plans if _on_hosts(p) == most]
         plan = min(plans, key=_seconds, default=None)
         short = trials.bounded is None if plan is None else plan.content.memory_bound
-        if short and not demanded:
-            plan = _in_segments(trials, counts, configurations[0], plan, shortage, cutoff_s)
+        if short and not forms.demanded:
+            plan = _in_segments(trials, forms, configurations[0], plan, cutoff_s)
     elif looks is not None:
         configurations = [StepForm(count, level) for count in counts for level in levels]
-        first, in_loop = configurations[0], counts[0] == 1 and shortage.backward_update()
+        first, in_loop = configurations[0], counts[0] == 1 and forms.backward_update()
         if in_loop:
             configurations[1:1] = [StepForm(1, level, backward_update=True) for level in levels]
         for update in (False, True)[: 1 + in_loop]:
-            configurations += [replace(first, backward_update=update, segment_layers=k) for k in shortage.segments()]
+            configurations += [replace(first, backward_update=update, segment_layers=k) for k in forms.segments()]
         plan = _fastest(trials, looks, configurations, cutoff_s)
     else:
-        plain = [StepForm(count, levels[0]) for count in counts]
-        plan = _in_device_memory(trials, plain, levels[1:], shortage, cutoff_s)
-    return _planned(trials, plan, remat)
+        plan = _in_device_memory(trials, forms, cutoff_s)
+    return _planned(trials, plan, forms.remat)
 
 
 def _planned(trials: Trials[StepForm, Plan], plan: Plan | None, remat: str) -> Plan | Bounded:
@@ -140,16 +148,7 @@ def _planned(trials: Trials[StepForm, Plan], plan: Plan | None, remat: str) -> P
     )
 
 
-def in_blocks(
-    trials: Trials[StepForm, Plan],
-    counts: Sequence[int],
-    remat: str,
-    block_scores: int,
-    plain: Plan | None,
-    layered_updates: Sequence[bool] = (False,),
-    host_update: bool = False,
-    shortage: Shortage = Shortage(),
-) -> Plan | None:
+def in_blocks(trials: Trials[StepForm, Plan], forms: StageForms, block_scores: int, plain: Plan | None) -> Plan | None:
     """The plan of one stage with attention in blocks; None where none fits, or is as fast as ``plain``.
 
     Blocks need less memory than scores: what the plain form recomputes, or cuts into microbatches, is tried as it is
@@ -157,33 +156,26 @@ def in_blocks(
 
     Args:
         trials: plans of one stage.
-        counts: numbers of microbatches, rising.
-        remat: "auto", or what is recomputed.
+        forms: that may be tried.
         block_scores: see `StepForm`.
         plain: the plan of the plain form; None where none fits.
-        layered_updates: as of `one_stage`.
-        host_update: as of `one_stage`.
-        shortage: as of `one_stage`.
     """
-    first = first_configuration(counts, remat).remat
+    counts, levels = forms.counts, forms.levels
     if plain is None:
-        levels = (first, *(LEVELS[1:] if remat == "auto" else ()))
-        updates = [*((by_layer, False) for by_layer in layered_updates), *[(False, True)] * host_update]
-        each = itertools.product(updates, dict.fromkeys(levels), counts)
-        forms = [
+        updates = [*((by_layer, False) for by_layer in forms.layered_updates), *[(False, True)] * forms.host_update]
+        each = itertools.product(updates, levels, counts)
+        tried = [
             StepForm(count, level, block_scores=block_scores, layered_update=by_layer, host_update=on_hosts)
             for (by_layer, on_hosts), level, count in each
         ]
-        in_loop = counts[0] == 1 and shortage.backward_update()
+        in_loop = counts[0] == 1 and forms.backward_update()
         if in_loop:
-            updated = [
-                StepForm(1, level, block_scores=block_scores, backward_update=True) for level in dict.fromkeys(levels)
-            ]
-            forms = [forms[0], updated[0], *forms[1:], *updated[1:]]
-        short = StepForm(counts[0], first, block_scores=block_scores, backward_update=in_loop)
-        return trials.first([*forms, *(replace(short, segment_layers=k) for k in shortage.segments())])
+            updated = [StepForm(1, level, block_scores=block_scores, backward_update=True) for level in levels]
+            tried = [tried[0], updated[0], *tried[1:], *updated[1:]]
+        short = StepForm(counts[0], levels[0], block_scores=block_scores, backward_update=in_loop)
+        return trials.first([*tried, *(replace(short, segment_layers=k) for k in forms.segments())])
     same = replace(plain.stages[0].form, block_scores=block_scores).asked
-    least = StepForm(counts[0], first, block_scores=block_scores, layered_update=layered_updates[0])
+    least = StepForm(counts[0], levels[0], block_scores=block_scores, layered_update=forms.layered_updates[0])
     configurations = dict.fromkeys([least, same])
     plans = trials.run(configurations, seconds=_seconds, cutoff_s=plain.step_time)
     return min((p for p in plans if p.step_time < plain.step_time), key=_seconds, default=None)
@@ -204,32 +196,22 @@ def with_padding(trials: Trials[StepForm, Plan], plan: Plan, padded: Sequence[tu
     return plan
 
 
-def _in_device_memory(
-    trials: Trials[StepForm, Plan],
-    plain: Sequence[StepForm],
-    more: Sequence[Level],
-    shortage: Shortage,
-    cutoff_s: float,
-) -> Plan | None:
+def _in_device_memory(trials: Trials[StepForm, Plan], forms: StageForms, cutoff_s: float) -> Plan | None:
     """The plan of the first configuration that fits, or of the faster of the first two where memory is short.
 
-    Args:
-        trials: see `one_stage`.
-        plain: without recomputation beyond what is asked for, by rising number of microbatches.
-        more: levels of recomputation that are tried last.
-        shortage: see `one_stage`.
-        cutoff_s: see `one_stage`.
+    Arguments are those of `one_stage`.
     """
-    counts = [c.microbatches for c in plain]
+    counts, (first, *more) = forms.counts, forms.levels
+    plain = [StepForm(count, first) for count in counts]
     plan = trials.first(plain[:1], cutoff_s)
     short = trials.bounded is None if plan is None else plan.content.memory_bound
-    in_loop = short and counts[0] == 1 and shortage.backward_update()
+    in_loop = short and counts[0] == 1 and forms.backward_update()
     if in_loop:
         updated = [replace(plain[0], backward_update=True)]
         plans = trials.run(updated, cutoff_s=cutoff_s if plan is None else plan.step_time)
         plan = min((p for p in (plan, *plans) if p is not None), key=_seconds, default=None)
     if plan is None and trials.bounded is None:
-        may_fit = set(shortage.may_fit(counts[1:]) if len(counts) > 2 else counts)
+        may_fit = set(forms.may_fit(counts[1:]) if len(counts) > 2 else counts)
         some = [c for c in plain[1:] if c.microbatches in may_fit]
         plan = trials.first(some, cutoff_s) or _recomputed(trials, counts, more, cutoff_s)
         if plan is not None and plan.content.memory_bound and plan.num_microbatches == 1 and in_loop:
@@ -240,41 +222,35 @@ def _in_device_memory(
         plan = trials.first([replace(plain[0], remat=level, backward_update=True) for level in more], cutoff_s)
     if not short or (plan is None and trials.bounded is not None):
         return plan
-    return _in_segments(trials, counts, replace(plain[0], backward_update=in_loop), plan, shortage, cutoff_s)
+    return _in_segments(trials, forms, replace(plain[0], backward_update=in_loop), plan, cutoff_s)
 
 
 def _in_segments(
-    trials: Trials[StepForm, Plan],
-    counts: Sequence[int],
-    first: StepForm,
-    plan: Plan | None,
-    shortage: Shortage,
-    cutoff_s: float,
+    trials: Trials[StepForm, Plan], forms: StageForms, first: StepForm, plan: Plan | None, cutoff_s: float
 ) -> Plan | None:
     """The plan of the first number of layers a segment that fits, if it is faster than ``plan``; else ``plan``.
 
     Args:
         trials: see `one_stage`.
-        counts: likewise.
+        forms: likewise.
         first: the configuration that segments are made of.
         plan: the best without; None where none fits.
-        shortage: see `one_stage`.
-        cutoff_s: likewise.
+        cutoff_s: see `one_stage`.
     """
-    lengths = shortage.segments()
-    forms = [replace(first, segment_layers=k) for k in lengths]
+    lengths = forms.segments()
+    tried = [replace(first, segment_layers=k) for k in lengths]
     if first.backward_update:  # gradients of a segment may take more than those of all layers would
-        forms += [replace(first, backward_update=False, segment_layers=k) for k in lengths]
-    if not forms:
+        tried += [replace(first, backward_update=False, segment_layers=k) for k in lengths]
+    if not tried:
         return plan
     if plan is not None and plan.num_microbatches == first.microbatches and plan.stages[0].form.remat == first.remat:
         unlimited_s = plan.content.search.unlimited_s
-        if unlimited_s is None or plan.step_time < (1 + shortage.segment_cost) * unlimited_s:
+        if unlimited_s is None or plan.step_time < (1 + forms.segment_cost) * unlimited_s:
             return plan
-    segmented = trials.first(forms, cutoff_s if plan is None else min(cutoff_s, plan.step_time))
-    possible = trials.possible(counts)
+    segmented = trials.first(tried, cutoff_s if plan is None else min(cutoff_s, plan.step_time))
+    possible = trials.possible(forms.counts)
     if segmented is None and plan is None and len(possible) > 1 and trials.bounded is None:
-        least = replace(forms[0], backward_update=False)
+        least = replace(tried[0], backward_update=False)
         segmented = trials.first([replace(least, microbatches=possible[-1])], cutoff_s)
         if segmented is not None:
             between = [replace(least, microbatches=count) for count in possible[1:-1]]

@@ -11,7 +11,7 @@ import numpy as np
 from autopar.cluster import LogicalMesh
 from autopar.errors import InfeasiblePlanError
 from autopar.ir import Input, Layout
-from autopar.plan import Considered, Plan
+from autopar.plan import Considered, Plan, SearchContent
 from autopar.plan.text import bytes_text
 from autopar.search.assemble import assemble, step_bound_s
 from autopar.search.clock import Clock
@@ -101,5 +101,6 @@ def restricted_plan(
             sharding = with_thresholds(problem, sharding_problem, restricted.solution.choice, sharding)
     objective = restricted.solution.objective
     bound = step_bound_s(problem, sharding_problem, restricted.solution.lower_bound)
-    plan = assemble(problem, sharding_problem, sharding, name, objective, bound, tuple(considered), clock)
+    search = SearchContent(name, objective, bound, tuple(considered))
+    plan = assemble(problem, sharding_problem, sharding, search, clock)
     return replace(plan, details=details_of(problem, sharding_problem, restricted.solution.choice, sharding))

@@ -20,7 +20,7 @@ from autopar.search.enumeration.whole_steps import counts_that_may_fit
 from autopar.search.looks import with_looks_only
 from autopar.search.notes import meetings
 from autopar.search.one_stage import (
-    Shortage,
+    StageForms,
     first_configuration,
     in_blocks,
     one_stage,
@@ -63,7 +63,7 @@ class OneStagePlanner:
         if is_best_of_one_stage(problem, plan):
             attempt = self._attempt(problem, step)
             if blocks and not first.block_scores:
-                plan = in_blocks(Trials(attempt), [first.microbatches], job.remat, blocks, plan) or plan
+                plan = in_blocks(Trials(attempt), StageForms([first.microbatches], job.remat), blocks, plan) or plan
             plan = _padded(attempt, plan, asked)
         return self._bounded(problem, counts, plan)
 
@@ -88,35 +88,33 @@ class OneStagePlanner:
         if cutoff_s < math.inf and job.offload == "none" and not is_tiny(problem) and len(possible) > 2:
             possible, may_fit = may_fit(possible), tuple
         asked = self._asked(problem, step)
-        blocks, layered = next(iter(BLOCKS.options(asked)), 0), LAYERED_UPDATE.options(asked) or (False,)
-        there = job.offload == "auto" and not asked.named
+        blocks = next(iter(BLOCKS.options(asked)), 0)
         attempt = self._attempt(problem, step)
         trials = Trials(attempt)
         looks = Trials(self._attempt(with_looks_only(problem), step)) if self.strategy is alpa else trials
-        in_backward, segments = partial(BACKWARD_UPDATE.options, asked), partial(SEGMENTS.options, asked)
-        shortage = Shortage(lambda: bool(in_backward()), may_fit, segments, problem.policy.stages.segment_cost)
+        forms = StageForms(
+            possible,
+            job.remat,
+            offload=job.offload != "none",
+            demanded=job.offload == "layers",
+            layered_updates=LAYERED_UPDATE.options(asked) or (False,),
+            host_update=job.offload == "auto" and not asked.named,
+            backward_update=lambda: bool(BACKWARD_UPDATE.options(asked)),
+            may_fit=may_fit,
+            segments=partial(SEGMENTS.options, asked),
+            segment_cost=problem.policy.stages.segment_cost,
+        )
         plain: Plan | Bounded | None = None
         failure: InfeasiblePlanError | MicrobatchError | None = None
         if not blocks or problem.request.attention != "blocks":
             try:
-                plain = one_stage(
-                    trials,
-                    possible,
-                    job.remat,
-                    offload=job.offload != "none",
-                    demanded=job.offload == "layers",
-                    layered_updates=layered,
-                    host_update=there,
-                    shortage=shortage,
-                    cutoff_s=cutoff_s,
-                    looks=looks if is_tiny(problem) else None,
-                )
+                plain = one_stage(trials, forms, cutoff_s=cutoff_s, looks=looks if is_tiny(problem) else None)
             except InfeasiblePlanError as error:
                 failure = error
         plan = plain
         if blocks and not isinstance(plain, Bounded) and not isinstance(failure, MicrobatchError):
             trials = Trials(attempt)
-            plan = in_blocks(trials, possible, job.remat, blocks, plain, layered, there, shortage) or plain
+            plan = in_blocks(trials, forms, blocks, plain) or plain
             if plan is None:
                 plan = trials.bounded
                 failure = failure or (None if plan is not None else trials.error())

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from autopar.plan import Plan
+from autopar.plan import Plan, SearchContent
 from autopar.search import Problem
 from autopar.search.assemble import assemble
 from autopar.search.clock import Clock
@@ -52,6 +52,6 @@ def random_plan(seed: int) -> Callable[[Problem], Plan]:
         stated = build(problem, mesh, split_phases=bool(rng.integers(2)))
         choice = random_choice(stated.problem, rng)
         sharding = extract(problem, stated, choice)
-        return assemble(problem, stated, sharding, "random", 0.0, None, (), Clock())
+        return assemble(problem, stated, sharding, SearchContent("random", 0.0), Clock())
 
     return search

@@ -10,7 +10,7 @@ import pytest
 
 from autopar.errors import InfeasiblePlanError, MicrobatchError
 from autopar.plan import StepForm
-from autopar.search.one_stage import one_stage, with_padding
+from autopar.search.one_stage import StageForms, one_stage, with_padding
 from autopar.search.trials import Trials
 
 COUNTS = (1, 2, 4)
@@ -54,7 +54,8 @@ class Step:
     def chosen(self, counts=COUNTS, remat="auto", offload=False, tiny=False, host_update=False, looks=None):
         looks = Trials(looks or replace(self, tried=[], enough=[]).attempt) if tiny else None
         trials = Trials(self.attempt)
-        return one_stage(trials, counts, remat, offload=offload, host_update=host_update, looks=looks).way
+        forms = StageForms(counts, remat, offload=offload, host_update=host_update)
+        return one_stage(trials, forms, looks=looks).way
 
 
 def test_what_fits_at_once_is_taken():

@@ -78,7 +78,7 @@ def pipeline_of(
         seconds[Work("forward", s)] = times.get("forward", 0.0) / count
         seconds[update] = times.get("update", 0.0) + _late_s(graph, p, table, parts, cluster)
     for p in sliced.parts:
-        _add_transfers(transfers, graph, p, table, bytes_of, parts, cluster)
+        transfers |= _transfers(graph, p, table, bytes_of, parts, cluster)
     return Dataflow(tuple(works), tuple(values.values())), Durations(seconds, transfers, host_s=host_s)
 
 
@@ -139,23 +139,24 @@ def _microbatch_bytes(graph: Graph, sliced: Sliced) -> dict[str, float]:
     return sizes
 
 
-def _add_transfers(
-    transfers: dict[tuple[str, int, int], float],
+def _transfers(
     graph: Graph,
     p: StageParts,
     table: Table,
     bytes_of: Mapping[str, float],
     parts: Sequence[PlanContent],
     cluster: Cluster,
-) -> None:
+) -> dict[tuple[str, int, int], float]:
     """Seconds of what stage ``p`` receives: its bytes over the links of the sending stage's devices."""
+    seconds: dict[tuple[str, int, int], float] = {}
     received = [(r.name, r.source, bytes_of[r.name]) for r in p.received]
     received += [(met_name(r.name), r.source, float(graph.types[r.name].nbytes)) for r in p.received_met]
     for name, stage, nbytes in received:
         for source in table.workers_of_stage(stage):
             for target in table.workers_of_stage(p.stage):
                 if source != target:
-                    transfers[name, source, target] = transfer_s(cluster, nbytes, parts[stage], parts[p.stage])
+                    seconds[name, source, target] = transfer_s(cluster, nbytes, parts[stage], parts[p.stage])
+    return seconds
 
 
 def _late_s(graph: Graph, p: StageParts, table: Table, parts: Sequence[PlanContent], cluster: Cluster) -> float:

@@ -61,9 +61,7 @@ def build(problem: Problem, mesh: LogicalMesh, *, split_phases: bool = False) ->
         name = sent.get(i.name, i.name)  # what is sent in a format of its own has the copy, the update none
         shared = not arriving and (readers[name] > 1 or name in sliced)
         copy_of = name if shared and name not in offered.update.inputs else None
-        add_input(
-            b, i.name, i.type, copy_of=copy_of, arriving=arriving, replaced=i.name in replaced, constraints=constraints
-        )
+        add_input(b, i, copy_of=copy_of, arriving=arriving, replaced=i.name in replaced, constraints=constraints)
     GraphWalk(b, has_backward(graph)).graph(graph, "", 1.0)
     b.time += 1
     if problem.cost_model.halves_products:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -103,22 +104,11 @@ class Builder:
         node = self.node(name, np.zeros(len(layouts)), functools.partial(stack_label, layouts, len(here)))
         return node, layouts, (False,) * len(here) + (True,) * len(there)
 
-    def use(
-        self,
-        key: str,
-        node: int,
-        required: Sequence[Layout],
-        weight: float,
-        consumer: str,
-        stacked: bool = False,
-        heavy: bool = False,
-        there: bool = False,
-    ) -> None:
-        """Notes that a consumer takes a value at this time; the arguments are fields of `Use`."""
-        layouts = required if isinstance(required, tuple) else tuple(required)
+    def use(self, key: str, use: Use) -> None:
+        """Notes that a consumer takes a value."""
         value = self.values[key]
-        as_made = (True,) * len(layouts) if there and value.hosted else ()
-        use = Use(node, layouts, weight, self.time, consumer, self.phase, stacked, heavy, as_made=as_made, there=there)
+        if use.there and value.hosted:
+            use = replace(use, as_made=(True,) * len(use.required))
         value.uses.append(use)
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.ir import Graph, Layout, Literal, TensorType
+from autopar.ir import Graph, Input, Layout, Literal
 from autopar.search.constraints import Constraint
 from autopar.search.intra.builder import Builder
 from autopar.search.intra.constrained import constrained
@@ -23,8 +23,7 @@ Readers = Sequence[First]
 
 def add_input(
     b: Builder,
-    name: str,
-    type: TensorType,
+    input: Input,
     *,
     copy_of: str | None,
     arriving: bool,
@@ -39,14 +38,14 @@ def add_input(
 
     Args:
         b: where it is added.
-        name: of the input.
-        type: its shape and dtype.
+        input: the input.
         copy_of: name under which it has such a copy, as several operators read it, or a loop takes slices of it; None
             without one.
         arriving: whether it comes with every microbatch, placed as the loop over them takes it: then it has no copy.
         replaced: whether a result of the step replaces it.
         constraints: by input, what the user asked for.
     """
+    name, type = input.name, input.type
     layouts = b.layouts.all(type)
     plain = constrained(constraints, name, layouts, b.mesh)
     if not plain:

@@ -23,7 +23,7 @@ from autopar.ir.loops import Scan, While, runs_inside
 from autopar.ir.phases import is_stage_loop, phase_of
 from autopar.ir.segments import sliced_inside
 from autopar.search.intra.builder import Builder, is_summable
-from autopar.search.intra.draft import RegionSite
+from autopar.search.intra.draft import RegionSite, Use
 from autopar.search.intra.slices import add_slices_on_the_way
 from autopar.search.intra.stage_loops import state_replaced
 
@@ -92,7 +92,8 @@ class _Region:
                 value.transient = value.constant = True
         if source is not None and source.node is not None:
             there = not self.prefix and source.key in b.offered.nested
-            b.use(source.key, node, outer, self.weight, self.id, stacked=stacked, there=there)
+            taken = Use(node, tuple(outer), self.weight, b.time, self.id, b.phase, stacked, there=there)
+            b.use(source.key, taken)
             if in_place or (stacked and source.alias and self.prefix in b.stage_bodies):
                 # Where it is written it lies as it is taken; what a stage's loop takes is laid out before the loop.
                 source.uses[-1] = replace(source.uses[-1], as_made=(True,) * len(outer))
@@ -125,7 +126,8 @@ class _Region:
         if isinstance(operand, str):
             source = self.b.values[prefix + operand]
             if source.node is not None:
-                self.b.use(source.key, port[0], port[1], weight, self.id)
+                taken = Use(port[0], tuple(port[1]), weight, self.b.time, self.id, self.b.phase)
+                self.b.use(source.key, taken)
 
     def extend(self, operands: Collection[int]) -> None:
         """Extends the life of a loop's ``operands``: every trip needs them, so they live until it ends."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autopar.cost import ATTENTIONS, Core, KernelWork
+from autopar.cost import ATTENTIONS, Core, KernelWork, kind_of, run_bytes
 from autopar.ir import Graph, Literal, Operator, TensorType
 from autopar.ir.primitives import (
     ADDITIONS,
@@ -23,7 +23,7 @@ from autopar.ir.primitives import (
 from autopar.search.intra.attention import workspaces
 from autopar.search.intra.builder import Builder
 from autopar.search.intra.constrained import asked
-from autopar.search.intra.draft import Array, SiteDraft, UsageDraft, ValueDraft
+from autopar.search.intra.draft import Array, SiteDraft, UsageDraft, Use, ValueDraft
 from autopar.search.intra.edges import SharedEdges
 from autopar.search.intra.fusion import growth_of, is_constant, is_recomputed
 from autopar.search.intra.host_update import written_s
@@ -33,7 +33,15 @@ from autopar.search.intra.operators import OperatorOptions
 from autopar.search.intra.region_facts import RegionFacts, region_facts
 from autopar.search.intra.regions import REGIONS
 from autopar.search.intra.update import UpdateStreams
-from autopar.search.intra.work import Chains, busy_seconds, kernel_bytes, moved_bytes, stored_of, work_of
+from autopar.search.intra.work import (
+    Chains,
+    busy_seconds,
+    dtype_of,
+    kernel_bytes,
+    moved_bytes,
+    stored_of,
+    with_order,
+)
 from autopar.sharding import Strategy
 
 # Beginnings of dtypes of a byte and less that numbers are encoded in: what widens them can be laid out again.
@@ -129,7 +137,8 @@ class GraphWalk:
                 zero=source.zero, alias=True, wire=wire, source=source.source if wire else "",
             )  # fmt: skip
             if source.node is not None:
-                b.use(source.key, source.node, source.layouts, weight, prefix + op.id)
+                taken = Use(source.node, tuple(source.layouts), weight, b.time, prefix + op.id, b.phase)
+                b.use(source.key, taken)
 
     def _operator(self, graph: Graph, op: Operator, around: RegionFacts) -> None:
         """Adds an operator: a node of its own or one that it follows, its uses of operands, its results."""
@@ -161,7 +170,8 @@ class GraphWalk:
         for i, source in enumerate(sources):
             if source is not None and source.node is not None:
                 heavy = kernel.in_memory and not there
-                b.use(source.key, node, options.operands[i], weight, id, heavy=heavy, there=there)
+                layouts = options.operands[i]
+                b.use(source.key, Use(node, layouts, weight, b.time, id, b.phase, heavy=heavy, there=there))
         of = sources[0] if op.primitive in RESHAPES else None
         writes = op.primitive == "dynamic_update_slice" and sources[0] is not None and sources[0].in_rows
         for j, result in enumerate(op.results):
@@ -239,16 +249,17 @@ class GraphWalk:
                 kernels = self.joined.read(op, results, stored, b.values, b.time)
             moved = kernel_bytes(op, types, kernels, transient)
         core: Core = "" if op.id not in around.cores else "causal" if around.cores[op.id] else "whole"
-        work = work_of(
-            op,
-            types,
-            options,
+        work = KernelWork(
+            options.flops,
             moved,
-            self._chains(graph),
-            self.functions,
+            dtype_of(op, types),
+            kind_of(op, types),
+            run_bytes=run_bytes(op, types),
             fused=transient and elementwise,
-            attention=(core, bool(core) and b.phase == "backward"),
+            core=core,
+            backward=bool(core) and b.phase == "backward",
         )
+        work = with_order(work, op, types, self._chains(graph), self.functions)
         return _Kernel(work, returned, not reads, fused, transient, basis, stored, constant)
 
     def _with_scalar_sums(

@@ -12,15 +12,12 @@ from autopar.cluster import LogicalMesh
 from autopar.cost import (
     ATTENTIONS,
     PRODUCTS,
-    Core,
     CostModel,
     KernelWork,
     Matrices,
-    kind_of,
     matrices_of,
     packed,
     reorders,
-    run_bytes,
 )
 from autopar.ir import Graph, Literal, Operator, TensorType
 from autopar.ir.primitives import TRANSCENDENTAL, is_fusible
@@ -123,35 +120,28 @@ def kernel_bytes(
     return float(read + sum(v.type.nbytes for v in op.results))
 
 
-def work_of(
+def dtype_of(op: Operator, operand_types: Sequence[TensorType]) -> str:
+    """Dtype that an operator computes in."""
+    first = operand_types[0] if operand_types else op.results[0].type if op.results else None
+    return "f32" if first is None else first.dtype
+
+
+def with_order(
+    work: KernelWork,
     op: Operator,
     operand_types: Sequence[TensorType],
-    options: OperatorOptions,
-    moved: float,
     chains: Chains | None,
     functions: frozenset[str],
-    *,
-    fused: bool,
-    attention: tuple[Core, bool],
 ) -> KernelWork:
-    """The work of one run of an operator.
+    """The work of one run of an operator with its functions, and with operands that are brought into another order.
 
     Args:
+        work: without them.
         op: the operator.
         operand_types: types of its operands.
-        options: of the operator.
-        moved: from `moved_bytes`.
         chains: of the operator's graph; None where the order of operands takes no time.
         functions: primitives whose elements some device counts.
-        fused: see `KernelWork`.
-        attention: what of the core of attention it is, and whether of its backward pass.
     """
-    first = operand_types[0] if operand_types else op.results[0].type if op.results else None
-    dtype, run = "f32" if first is None else first.dtype, run_bytes(op, operand_types)
-    kind = kind_of(op, operand_types)
-    work = KernelWork(
-        options.flops, moved, dtype, kind, run_bytes=run, fused=fused, core=attention[0], backward=attention[1]
-    )
     if op.primitive in functions:
         return replace(work, function=op.primitive, elements=sum(v.type.size for v in op.results))
     if chains is None:

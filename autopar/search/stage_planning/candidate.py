@@ -36,7 +36,7 @@ from autopar.search.stage_planning.memory import limit_of_each, most_bytes
 from autopar.search.stage_planning.recomputed import cost_of_limit_s
 from autopar.search.stage_planning.shared import StagePlanner
 from autopar.search.stage_planning.stage import plan_stage, submit_like, submit_stages
-from autopar.search.stage_planning.stage_problem import ScheduledStages, in_flight
+from autopar.search.stage_planning.stage_problem import PlacedStage, ScheduledStages, in_flight
 from autopar.search.store import Key
 
 
@@ -105,7 +105,7 @@ def _planned_stages(
         planner = by_kind.get(kind, shared)
         if not candidate.shares_plans and kind in by_kind and not _may_take(pipeline, i, tightest[kind]):
             planner = shared
-        answer = plan_stage(pipeline, i, candidate.devices[i], planner, of_use_s)
+        answer = plan_stage(PlacedStage(pipeline, i, candidate.devices[i]), planner, of_use_s)
         if isinstance(answer, Bounded):
             return answer
         contents[i] = answer

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from autopar.cluster import Cluster
+from dataclasses import replace
+
 from autopar.cost import CostModel
 from autopar.plan import PlanContent
 from autopar.recompute import Level, Phases, select
 from autopar.search.problem import Problem
-from autopar.search.stage_planning.stage_problem import ScheduledStages
+from autopar.search.stage_planning.stage_problem import PlacedStage
 from autopar.search.sure_work import SureWork, sure_works
 
 
@@ -30,7 +31,7 @@ def cost_of_limit_s(content: PlanContent) -> float:
     return max(0.0, sum_s - search.unlimited_s)
 
 
-def recomputed_s(pipeline: ScheduledStages, stage: int, part: Cluster, level: Level) -> float:
+def recomputed_s(placed: PlacedStage, level: Level) -> float:
     """Seconds of a step that a stage computes again at least, about: t(o, D) of what it does not hold, on D devices.
 
     Operators that go by memory are left out: what the step writes in any case may stay in a kernel where it is made
@@ -38,12 +39,11 @@ def recomputed_s(pipeline: ScheduledStages, stage: int, part: Cluster, level: Le
     m microbatches take m t(o, m D) >= t(o, D) for it, for time by the number of parts does not fall.
 
     Args:
-        pipeline: what is planned.
-        stage: its number.
-        part: its devices.
+        placed: the stage on its devices.
         level: what is recomputed.
     """
-    problem, first = pipeline.problem, pipeline.first(stage)
+    pipeline = placed.pipeline
+    problem, first = pipeline.problem, pipeline.first(placed.stage)
     if type(problem.cost_model) is not CostModel:
         return 0.0
     key = problem.store.key(
@@ -53,19 +53,20 @@ def recomputed_s(pipeline: ScheduledStages, stage: int, part: Cluster, level: Le
         pipeline.members[first],
         pipeline.table.num_microbatches,
         pipeline.layers,
-        part,
+        placed.part,
         level,
     )
-    return problem.store.once(key, lambda: _recomputed_s(pipeline, first, part, level))
+    return problem.store.once(key, lambda: _recomputed_s(replace(placed, stage=first), level))
 
 
-def _recomputed_s(pipeline: ScheduledStages, stage: int, part: Cluster, level: Level) -> float:
+def _recomputed_s(placed: PlacedStage, level: Level) -> float:
+    pipeline, stage, cost = placed.pipeline, placed.stage, placed.cost_model
     problem, parts = pipeline.problem, pipeline.sliced.parts[stage]
     phases = Phases.of(problem.graph, parts.body, parts.backward)
     selected = select(problem.graph, phases, pipeline.layers_of(stage), level)
     again = {id for group in selected.groups for id in group.operators}
-    cost = problem.cost_model.on(part)
-    return sum(w.runs * cost.least_s(w.least, part.num_devices) for w in _works(problem) if _is_in(w.id, again))
+    devices = placed.part.num_devices
+    return sum(w.runs * cost.least_s(w.least, devices) for w in _works(problem) if _is_in(w.id, again))
 
 
 def _works(problem: Problem) -> tuple[SureWork, ...]:

@@ -24,6 +24,7 @@ from autopar.search.stage_planning.memory import stage_bytes
 from autopar.search.stage_planning.recomputed import cost_of_limit_s, recomputed_s
 from autopar.search.stage_planning.shared import StagePlanner, renamed_content
 from autopar.search.stage_planning.stage_problem import (
+    PlacedStage,
     ScheduledStages,
     graph_in_form,
     in_flight,
@@ -35,13 +36,7 @@ from autopar.search.trials import Trials
 from autopar.sharding.padding import PaddedDim
 
 
-def plan_stage(
-    pipeline: ScheduledStages,
-    stage: int,
-    placement: tuple[int, int],
-    shared: StagePlanner,
-    cutoff_s: float = math.inf,
-) -> PlanContent | Bounded:
+def plan_stage(placed: PlacedStage, shared: StagePlanner, cutoff_s: float = math.inf) -> PlanContent | Bounded:
     """The plan of one stage, within the memory that microbatches in flight leave.
 
     Nothing is recomputed where that fits as it would be without a limit, or for next to nothing more. Else the
@@ -49,20 +44,18 @@ def plan_stage(
     `Bounded` where it takes ``cutoff_s`` or more.
 
     Args:
-        pipeline: what is planned.
-        stage: its number.
-        placement: its first device and the number of devices.
+        placed: the stage on its devices.
         shared: plans one stage on its submesh.
         cutoff_s: busy seconds of a step from which its plan is of no use.
 
     Raises:
         InfeasiblePlanError: no level fits.
     """
-    shape, asked = _first_shape(pipeline, stage, placement, shared), _shape_asked_for(pipeline, placement)
+    shape, asked = _first_shape(placed, shared), _shape_asked_for(placed)
     if shape != asked:
         with contextlib.suppress(InfeasiblePlanError):
-            return _on_mesh(pipeline, stage, placement, shape, shared, cutoff_s)
-    return _on_mesh(pipeline, stage, placement, asked, shared, cutoff_s)
+            return _on_mesh(placed, shape, shared, cutoff_s)
+    return _on_mesh(placed, asked, shared, cutoff_s)
 
 
 def submit_stages(
@@ -85,13 +78,14 @@ def submit_stages(
         return
     form = StepForm(pipeline.table.num_microbatches, levels_of(pipeline.problem)[0])
     starts = pipeline.problem.cluster.group_starts
+    placed = [PlacedStage(pipeline, stage, placement) for stage, placement in enumerate(placements)]
     first: dict[tuple[object, ...], tuple[int, tuple[int, ...] | None]] = {}
     for stage in order:
-        (begin, size), shape = placements[stage], _first_shape(pipeline, stage, placements[stage], shared)
+        (begin, size), shape = placements[stage], _first_shape(placed[stage], shared)
         first.setdefault((pipeline.first(stage), size, bisect_right(starts, begin), shape), (stage, shape))
     for stage, shape in first.values() if len(first) > 1 else ():
         with contextlib.suppress(InfeasiblePlanError):  # raised where it is planned
-            shared.submit(stage_problem(pipeline, stage, placements[stage], form, shape, cutoff_s).problem)
+            shared.submit(stage_problem(placed[stage], form, shape, cutoff_s).problem)
 
 
 def submit_like(
@@ -116,45 +110,38 @@ def submit_like(
     if shared.pool.process is None or not planned.memory_bound or not first_forms:
         return
     for stage in stages:
-        shape = _first_shape(pipeline, stage, placements[stage], shared)
+        placed = PlacedStage(pipeline, stage, placements[stage])
+        shape = _first_shape(placed, shared)
         with contextlib.suppress(InfeasiblePlanError):  # raised where it is planned
-            shared.submit(stage_problem(pipeline, stage, placements[stage], form, shape).problem)
+            shared.submit(stage_problem(placed, form, shape).problem)
 
 
-def _first_shape(
-    pipeline: ScheduledStages, stage: int, placement: tuple[int, int], shared: StagePlanner
-) -> tuple[int, ...] | None:
+def _first_shape(placed: PlacedStage, shared: StagePlanner) -> tuple[int, ...] | None:
     """The shape of the logical mesh that a stage is planned on first; None for all of them."""
-    asked = pipeline.problem.job.mesh_shape is not None or not shared.meshes
-    return _shape_asked_for(pipeline, placement) if asked else shared.meshes[stage]
+    asked = placed.pipeline.problem.job.mesh_shape is not None or not shared.meshes
+    return _shape_asked_for(placed) if asked else shared.meshes[placed.stage]
 
 
-def _shape_asked_for(pipeline: ScheduledStages, placement: tuple[int, int]) -> tuple[int, ...] | None:
-    asked = pipeline.problem.job.mesh_shape
-    return asked if asked is not None and math.prod(asked) == placement[1] else None
+def _shape_asked_for(placed: PlacedStage) -> tuple[int, ...] | None:
+    asked = placed.pipeline.problem.job.mesh_shape
+    return asked if asked is not None and math.prod(asked) == placed.placement[1] else None
 
 
 def _on_mesh(
-    pipeline: ScheduledStages,
-    stage: int,
-    placement: tuple[int, int],
-    shape: tuple[int, ...] | None,
-    shared: StagePlanner,
-    cutoff_s: float,
+    placed: PlacedStage, shape: tuple[int, ...] | None, shared: StagePlanner, cutoff_s: float
 ) -> PlanContent | Bounded:
     """`plan_stage` on the logical mesh of a shape, or on all of them."""
-    part = pipeline.problem.cluster.part(*placement)
 
     def attempt(form: StepForm, cutoff_s: float, explain: bool) -> _PlannedForm | Bounded:
-        at_level = _at_level(pipeline, stage, placement, form, shape, shared, cutoff_s)
+        at_level = _at_level(placed, form, shape, shared, cutoff_s)
         if isinstance(at_level, Bounded):
             return at_level
         content, free = at_level
-        seconds = seconds_with_moves(content, pipeline.problem.cost_model.on(part))
+        seconds = seconds_with_moves(content, placed.cost_model)
         forms.fitting.append(_PlannedForm(form, content, seconds, free))
         return forms.fitting[-1]
 
-    forms = _Forms(pipeline, stage, placement, cutoff_s, Trials(attempt))
+    forms = _Forms(placed, cutoff_s, Trials(attempt))
     trials = forms.trials
     plans = trials.run(forms, cutoff_s=cutoff_s, seconds=_seconds, ends=forms.ends)
     if not plans:
@@ -162,7 +149,7 @@ def _on_mesh(
             return trials.bounded
         raise [*trials.impossible.values(), *trials.failures.values()][-1]
     best = min(plans, key=_seconds)
-    for dims in () if shared.looks else _paddings(pipeline, stage, placement, best):
+    for dims in () if shared.looks else _paddings(placed, best):
         plans = trials.run([structs.replace(best.form, padded=dims)], cutoff_s=best.seconds, seconds=_seconds)
         best = min((best, *plans), key=_seconds)
     return best.content
@@ -187,19 +174,18 @@ class _Forms:
     """The forms of a stage, in the order in which they are tried; which come depends on the plans of those before.
 
     Args:
-        pipeline, stage, placement, cutoff_s: as of `plan_stage`.
+        placed, cutoff_s: as of `plan_stage`.
         trials: plans them.
         fitting: plans so far.
     """
 
-    pipeline: ScheduledStages
-    stage: int
-    placement: tuple[int, int]
+    placed: PlacedStage
     cutoff_s: float
     trials: Trials[StepForm, _PlannedForm]
     fitting: list[_PlannedForm] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.pipeline, self.stage = self.placed.pipeline, self.placed.stage
         count = self.pipeline.table.num_microbatches
         self.first, *self.more = (StepForm(count, level) for level in levels_of(self.pipeline.problem))
         #: `first` with updates in the backward loop, where they may be.
@@ -253,20 +239,18 @@ class _Forms:
         pipeline, content = self.pipeline, next((p.content for p in self.fitting if p.form == self.first), None)
         if content is None or self.first.remat != "none" or is_small(pipeline.problem):
             return True
-        part = pipeline.problem.cluster.part(*self.placement)
-        again_s, unlimited_s = recomputed_s(pipeline, self.stage, part, form.remat), content.search.unlimited_s or 0.0
+        again_s, unlimited_s = recomputed_s(self.placed, form.remat), content.search.unlimited_s or 0.0
         # What hides behind computation is in a sum, and not in a step.
         most_s = pipeline.problem.policy.partition.near_best * self.cutoff_s
         return again_s < cost_of_limit_s(content) and unlimited_s + again_s < most_s
 
 
-def _paddings(
-    pipeline: ScheduledStages, stage: int, placement: tuple[int, int], planned: _PlannedForm
-) -> tuple[tuple[PaddedDim, ...], ...]:
+def _paddings(placed: PlacedStage, planned: _PlannedForm) -> tuple[tuple[PaddedDim, ...], ...]:
     """Ways to pad a stage that is planned without padding; dims are named as without segments, which come after it."""
-    graph, _ = graph_in_form(pipeline, stage, structs.replace(planned.form, segment_layers=0))
-    part = pipeline.problem.cluster.part(*placement)
-    return PADDING.options(Asked(replace(pipeline.problem, graph=graph, cluster=part), planned.content.stages[0]))
+    graph, _ = graph_in_form(placed.pipeline, placed.stage, structs.replace(planned.form, segment_layers=0))
+    return PADDING.options(
+        Asked(replace(placed.pipeline.problem, graph=graph, cluster=placed.part), planned.content.stages[0])
+    )
 
 
 def _is_short(pipeline: ScheduledStages, content: PlanContent) -> bool:
@@ -314,16 +298,11 @@ def seconds_with_moves(content: PlanContent, cost: CostModel) -> float:
 
 
 def _at_level(
-    pipeline: ScheduledStages,
-    stage: int,
-    placement: tuple[int, int],
-    form: StepForm,
-    shape: tuple[int, ...] | None,
-    shared: StagePlanner,
-    cutoff_s: float,
+    placed: PlacedStage, form: StepForm, shape: tuple[int, ...] | None, shared: StagePlanner, cutoff_s: float
 ) -> tuple[PlanContent, bool] | Bounded:
     """The plan in a form, and whether the limit had no part in it; it need not be found if it takes ``cutoff_s``."""
-    of_stage = stage_problem(pipeline, stage, placement, form, shape, cutoff_s)
+    pipeline, stage = placed.pipeline, placed.stage
+    of_stage = stage_problem(placed, form, shape, cutoff_s)
     job, extra = of_stage.problem.job, of_stage.problem.subproblem.extra_in_flight
     unpadded = structs.replace(form, padded=(), segment_layers=0)
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 
 from msgspec import structs
 
+from autopar.cluster import Cluster
+from autopar.cost import CostModel
 from autopar.errors import InfeasiblePlanError
 from autopar.ir import Graph
 from autopar.plan import StepForm
@@ -82,6 +84,31 @@ class ScheduledStages:
         return structs.replace(form, layer_ends=ends)
 
 
+@dataclass(frozen=True)
+class PlacedStage:
+    """A stage of a pipeline on its devices.
+
+    Args:
+        pipeline: what is planned.
+        stage: its number.
+        placement: its first device and the number of devices.
+    """
+
+    pipeline: ScheduledStages
+    stage: int
+    placement: tuple[int, int]
+
+    @property
+    def part(self) -> Cluster:
+        """Its devices."""
+        return self.pipeline.problem.cluster.part(*self.placement)
+
+    @property
+    def cost_model(self) -> CostModel:
+        """Cost model of its devices."""
+        return self.pipeline.problem.cost_model.on(self.part)
+
+
 def levels_of(problem: Problem) -> tuple[Level, ...]:
     """Levels of recomputation that may be taken."""
     asked = problem.job.remat
@@ -122,21 +149,16 @@ class StageProblem:
 
 
 def stage_problem(
-    pipeline: ScheduledStages,
-    stage: int,
-    placement: tuple[int, int],
-    form: StepForm,
-    shape: tuple[int, ...] | None,
-    cutoff_s: float = math.inf,
+    placed: PlacedStage, form: StepForm, shape: tuple[int, ...] | None, cutoff_s: float = math.inf
 ) -> StageProblem:
     """A stage in a form as a problem. InfeasiblePlanError where what others send it fills its devices."""
-    problem, table = pipeline.problem, pipeline.table
-    part, of_stage = problem.cluster.part(*placement), _stage_graph(pipeline, stage, form)
+    pipeline, stage, part = placed.pipeline, placed.stage, placed.part
+    problem, table, of_stage = pipeline.problem, pipeline.table, _stage_graph(pipeline, stage, form)
     first = pipeline.first(stage)
     like = _stage_graph(pipeline, first, pipeline.named(form, stage, first))
     planned = like if like.kind == of_stage.kind else of_stage
     extra, others = pipeline.in_flight(stage) - 1, pipeline.other_stages(stage)
-    received = extra * received_bytes(pipeline.sliced, stage, placement[1])
+    received = extra * received_bytes(pipeline.sliced, stage, placed.placement[1])
     whole = problem.job.memory_limit_bytes or part.memory_bytes
     limit = whole - received
     if limit <= 0:
@@ -167,7 +189,7 @@ def stage_problem(
         problem,
         graph=planned.graph,
         cluster=part,
-        cost_model=problem.cost_model.on(part),
+        cost_model=placed.cost_model,
         job=job,
         source=None,
         subproblem=subproblem,

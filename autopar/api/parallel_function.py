@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
@@ -24,7 +25,7 @@ from autopar.api.without_flush import PipelineState, call, drain, order, replay
 from autopar.errors import AutoparError
 from autopar.errors.base import as_kind
 from autopar.frontend.nested import note
-from autopar.frontend.signature import SignatureOptions, flatten_call, jax_config
+from autopar.frontend.signature import CallSignature, SignatureOptions, flatten_call, jax_config
 from autopar.frontend.trace import callable_name
 from autopar.plan import Plan
 from autopar.runtime.ray.cluster import RayCluster
@@ -44,6 +45,7 @@ class ParallelFunction(Generic[_P, _R]):
         self._options = options
         self._plain = PureFunction(fn, options)
         self._changing: dict[tuple[bool, bool], PureFunction] = {}
+        self._jitted: dict[CallSignature, Callable[..., Any]] = {}
         self._module_free: Any = None
         self._saving = Saving()
         functools.update_wrapper(self, fn, updated=())
@@ -101,13 +103,17 @@ class ParallelFunction(Generic[_P, _R]):
         o = self._options
         signature_options = SignatureOptions(static_argnums=o.static_argnums, static_argnames=o.static_argnames)
         signature, leaves = flatten_call(self._fn, args, kwargs, signature_options)
+        if signature in self._jitted:  # traced once and compiled once, as a jitted function is
+            with suppress(jax.errors.UnexpectedTracerError):  # it closes over values of another trace
+                return self._jitted[signature](*leaves)
 
         def called(*arrays: Any) -> Any:
             given, named = signature.arguments(arrays)
             return self._fn(*given, **named)
 
         called.__name__ = callable_name(self._fn)
-        return jax.jit(called)(*leaves)
+        self._jitted[signature] = jax.jit(called)
+        return self._jitted[signature](*leaves)
 
     def drain(self, state: Any) -> Any:
         """The plain state with nothing under way, out of what a call returned with a schedule without a flush.
@@ -218,6 +224,7 @@ class ParallelFunction(Generic[_P, _R]):
         """Forgets what was traced, planned and compiled, as `jax.jit(f).clear_cache`: the next call begins again."""
         self._plain = PureFunction(self._fn, self._options)
         self._changing = {}
+        self._jitted = {}
         self._module_free = None
 
     def compile(self, *args: Any, **kwargs: Any) -> Compiled:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -173,3 +175,34 @@ def test_arguments_from_outside_are_traced_inside_as_those_of_a_jitted_function(
         wanted = OUTER[wrap](lambda x, given=given: x * jax.jit(inner)(given))(X)
         result = OUTER[wrap](lambda x, given=given: x * step(given))(X)
         np.testing.assert_array_equal(result, wanted)
+
+
+@pytest.mark.parametrize("transform", [jax.grad, jax.vmap, jax.jit, jax.checkpoint], ids=lambda t: t.__name__)
+def test_a_function_inside_is_traced_as_often_as_a_jitted_one(transform):
+    def traces(decorate):
+        count = []
+
+        def f(x, how):
+            count.append(how)
+            return (jnp.sin(x) * len(how)).sum()
+
+        step = decorate(f, static_argnums=1)
+        for how in ("a", "bc", "a"):
+            for _ in range(2):
+                transform(lambda x, how=how: step(x, how))(jnp.ones(4))
+        return count
+
+    assert traces(functools.partial(autopar.parallelize, cluster=CLUSTER)) == traces(jax.jit)
+
+
+def test_a_function_inside_that_closes_over_values_of_other_traces():
+    held = []
+    step = autopar.parallelize(lambda x: x * held[-1], cluster=CLUSTER)
+
+    def outer(x, scale):
+        held.append(scale)
+        return step(x).sum()
+
+    for scale in (2.0, 3.0):
+        np.testing.assert_allclose(jax.jit(outer)(np.ones(4), scale), 4 * scale)
+        np.testing.assert_allclose(jax.grad(outer, argnums=1)(np.ones(4), scale), 4)

@@ -66,6 +66,11 @@ SUITES = {
 EXPLAINED: dict[str, str] = {
     "chex/_src/asserts_internal_test.py::IsTraceableTest::test_is_traceable__with_jit": "reads the name of jit's type",
     "chex/_src/asserts_test.py::AssertMaxTracesTest::test_incorrect_ordering": "reads the name of jit's type",
+    **{
+        f"equinox_tests/test_jit.py::test_buffer_donation_{how}": "asks for the address of an array that lies split"
+        for how in ("function", "function_except_first", "method")
+    },
+    "equinox_tests/test_debug.py::test_backward_nan": "ordered effects are on one device, as docs/errors.md says",
     "optax/transforms/_accumulation_test.py::AccumulationTest::test_multi_steps": (
         "compares to the bit a loss, in float32, of parameters that lie split with one of parameters that do not"
     ),

@@ -64,6 +64,7 @@ def test_constraints_are_kept(build):
         assert_trees_same(decorated(*args), jax.jit(step)(*args))
 
 
+@pytest.mark.slow
 def test_constraints_of_a_step_that_no_mesh_keeps_are_named():
     step, args = constrained_steps.t5x_partitioner()
     decorated = autopar.parallelize(step, cluster=CLUSTER, mesh_shape=(8,))

@@ -74,6 +74,7 @@ def test_modules_that_share_and_come_back():
     np.testing.assert_allclose(new.kernel[...], nnx.Linear(8, 4, rngs=nnx.Rngs(2)).kernel[...], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_mode_of_a_module_is_part_of_the_program():
     model, _ = make()
     f = parallelize(lambda m, x: m(x))

@@ -88,6 +88,7 @@ def test_pickled_with_default_options_and_with_a_plan():
     assert planned.plan(X) == doubles.plan(X)
 
 
+@pytest.mark.slow
 def test_a_weak_reference_lets_go():
     step = autopar.parallelize(lambda x: x + 1, cluster=CLUSTER)
     step(X)

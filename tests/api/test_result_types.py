@@ -185,6 +185,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_results_on_one_device_are_bound_to_it_where_those_of_jit_are():
     environment = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
     ran = subprocess.run([sys.executable, "-c", ONE_DEVICE], env=environment, capture_output=True, text=True)

@@ -31,6 +31,7 @@ def test_a_row_has_the_plan_and_the_device(monkeypatch) -> None:
     assert 0.5 < row["predicted_memory_bytes"] / row["compiled_memory_bytes"] < 2
 
 
+@pytest.mark.slow
 def test_seconds_are_of_one_run() -> None:
     runs = []
     took = seconds(lambda: runs.append(1) or sum(range(20_000)))

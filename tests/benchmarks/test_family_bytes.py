@@ -22,6 +22,7 @@ def test_weights_lie_as_the_expert_says():
     assert family_bytes.spec_of("norm", (7, 9), "fsdp", rules) == P()
 
 
+@pytest.mark.slow
 def test_examples_lie_along_the_axis_of_experts():
     _, rules = family_bytes.CASES["two-level experts"]
     assert rules[0][1] == P("y", None, None)

@@ -9,6 +9,7 @@ from benchmarks.family_bytes import planned
 from benchmarks.spatial import FAMILIES, SPLITS, by_hand, drawn
 
 
+@pytest.mark.slow
 def test_a_seed_draws_the_same_nets() -> None:
     cases = drawn(3, 20)
     assert cases == drawn(3, 20) and cases[:5] == drawn(3, 5) and cases != drawn(4, 20)

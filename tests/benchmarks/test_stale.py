@@ -13,6 +13,7 @@ from benchmarks.stale.learning import begun, learner
 from benchmarks.stale.tasks import quadratic, tasks
 
 
+@pytest.mark.slow
 def test_stale_techniques_are_compared() -> None:
     report = bench.run(True, print)
     assert report.passed

@@ -29,6 +29,7 @@ def plans(tmp_path: Path) -> tuple[str, str]:
     return a, b
 
 
+@pytest.mark.slow
 def test_no_light_command_loads_a_device_library(plans: tuple[str, str]) -> None:
     a, b = plans
     commands = [["--version"], ["--help"], ["plan", "--help"], ["clusters"], ["explain", a], ["diff", a, b],

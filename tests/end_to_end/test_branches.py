@@ -30,6 +30,7 @@ def compare(towers, microbatches, steps=2):
         ).plan(*args)
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("microbatches", [1, 4])
 def test_two_towers_on_halves_of_the_devices(microbatches):

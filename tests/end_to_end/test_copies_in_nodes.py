@@ -79,6 +79,7 @@ def kept_bytes(state, x) -> int:
     return parallel(search=Manual(dp=8, zero=3)).plan(state, x).peak_memory
 
 
+@pytest.mark.slow
 def test_copies_in_nodes_are_taken_where_they_fit():
     """With 7% less than whole copies backward gathers stay in nodes; with 13% less some cross them again."""
     state, x = arguments()

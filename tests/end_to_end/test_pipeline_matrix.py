@@ -116,6 +116,7 @@ def test_losses_in_single_precision(name, record_property):
     assert loss <= 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cells", "factors", "allowed"),
     [(CELLS, FACTORS, model_can_be), (SMALL_CELLS, SMALL_FACTORS, small_can_be)],

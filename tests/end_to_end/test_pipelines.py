@@ -47,6 +47,7 @@ def compare(name, stages, microbatches, schedule, steps=3):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("schedule", TRAINING)
 def test_every_schedule(schedule):
@@ -58,6 +59,7 @@ def test_tied_embeddings_dropout_and_clipping():
     compare("gpt", 2, 2, "1f1b", steps=1)
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("microbatches", [1, 2])
 def test_a_metric_that_is_sent_to_the_next_stage_too(microbatches):

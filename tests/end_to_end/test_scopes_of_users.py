@@ -90,6 +90,7 @@ def test_plans_are_those_of_other_names(name: str) -> None:
     assert (plan.step_time, plan.peak_memory) == (plain.step_time, plain.peak_memory)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["microbatches", "model/body/layer"])
 def test_stages_hold_what_those_of_other_names_hold(name: str) -> None:
     """And run to the same values."""

@@ -93,6 +93,7 @@ def test_a_step(name, mesh_shape):
     assert_same(step, (state, batch(32)), steps=3, rtol=rtol, mesh_shape=mesh_shape, cluster=MIDDLE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster", [FAST, SLOW], ids=["fast links", "slow links"])
 def test_clusters(cluster):
     step, state = two_models()

@@ -137,6 +137,7 @@ def test_auto_chooses_by_price_who_updates(bandwidth, computes):
     assert plan.step_time <= named.step_time * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("compute", "more"), [(jnp.float32, 1.0), (jnp.bfloat16, 6 / 4)])
 def test_a_global_norm_keeps_no_gradient_on_the_device(compute, more):
     """Devices add up the squares of a gradient and send it: what is left of it there is a number."""
@@ -162,6 +163,7 @@ def test_a_saved_plan_runs_as_it_was_made(x64):
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "microbatches"), [("adamw", 2), ("clipped adam", 1)])
 def test_stages_are_updated_on_their_hosts(x64, name, microbatches):

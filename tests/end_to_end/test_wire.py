@@ -86,6 +86,7 @@ def marks(step, args, wire):
     return Counter(seen)
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("step", [sgd, unrolled])
 @pytest.mark.parametrize("options", [{}, {"num_microbatches": 2}, {"remat": "full"}], ids=str)

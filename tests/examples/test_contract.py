@@ -121,6 +121,7 @@ def test_float32_stays_float32_under_x64(module: ModuleType) -> None:
         assert {str(leaf.dtype) for leaf in jax.tree.leaves((args, state, metrics))} == {"float32", "int32"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", TRANSFORMERS, ids=lambda m: m.__name__.split(".")[-1])
 def test_float64_and_float32_agree(module: ModuleType) -> None:
     narrow = tiny_run(module)[2][0]
@@ -158,6 +159,7 @@ def test_unknown_preset_names_the_known_ones(module: ModuleType) -> None:
         module.build("huge")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", TRANSFORMERS, ids=lambda m: m.__name__.split(".")[-1])
 def test_transformer_overrides(module: ModuleType) -> None:
     sizes = {

@@ -123,6 +123,7 @@ def test_random_routing_matches_the_loop(case: tuple[tuple[int, int, int], int],
         assert float(aux) == pytest.approx(loss, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_losses_at_known_points() -> None:
     even = jnp.asarray(np.tile(30.0 * np.eye(4), (1, 3, 1)), jnp.float32)
     skewed = jnp.asarray(np.tile([30.0, 0.0, 0.0, 0.0], (1, 12, 1)), jnp.float32)
@@ -176,6 +177,7 @@ def test_layer_matches_a_loop_over_tokens(gate: str, factor: float) -> None:
     assert dropped == (factor == 0.5)
 
 
+@pytest.mark.slow
 def test_loss_has_the_weighted_auxiliary_loss() -> None:
     losses = {}
     for weight in (0.0, 1.0):
@@ -185,6 +187,7 @@ def test_loss_has_the_weighted_auxiliary_loss() -> None:
     assert float(losses[1.0]["loss"] - losses[0.0]["loss"]) == pytest.approx(float(losses[1.0]["aux_loss"]), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_random_routing_depends_on_the_step_only() -> None:
     step, (state, batch) = moe.build(random_routing=True)
     assert state["rng"].shape == (2,)

@@ -63,6 +63,7 @@ def test_slots_give_the_mixture_that_the_gates_state(x64):
     np.testing.assert_array_equal(jnp.sum(dispatch, axis=-1)[0], [[1, 1, 0, 0]] * 2 + [[0, 0, 0, 0]] * 2)
 
 
+@pytest.mark.slow
 def test_losses_are_their_formula(x64):
     logits, noise, key = draw((2, 8, 4), 3), draw((2, 8, 4), 4), jax.random.key(0)
     eps = np.asarray(jax.random.normal(key, logits.shape, jnp.float64))
@@ -82,6 +83,7 @@ def test_weights_of_zero_spread_the_load_evenly():
     assert np.all(np.abs(counts - expected) < 5 * math.sqrt(expected))
 
 
+@pytest.mark.slow
 def test_hierarchical_gates_match_the_loop(x64):
     a, b = 3, 4
     primary = noisy_top_k(jnp.asarray(draw((1, 5, a), 0)), jnp.asarray(draw((1, 5, a), 1)), 2)

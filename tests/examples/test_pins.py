@@ -114,6 +114,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("example", "form"), CASES)
 def test_no_more_is_sent_than_by_hand(example, form):
     step, args = importlib.import_module(f"examples.{example}").build(abstract=True, **SIZES[example])

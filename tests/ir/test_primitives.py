@@ -37,6 +37,7 @@ def names_of_jax() -> set[str]:
     return {p.name for p in gc.get_objects() if issubclass(type(p), Primitive)}
 
 
+@pytest.mark.slow
 def test_every_name_is_one_of_jax() -> None:
     known = names_of_jax() | OTHERS
     assert {name: sorted(names - known) for name, names in CLASSES.items() if names - known} == {}

@@ -202,6 +202,7 @@ def test_any_slice(start: int, stride: int, count: int, rest: int) -> None:
 INITIAL = {"max": (-np.inf, lax.max), "min": (np.inf, lax.min), "sum": (0.0, lax.add)}
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", sorted(INITIAL))
 @settings(max_examples=8)

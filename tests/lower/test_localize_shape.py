@@ -133,6 +133,7 @@ def test_slice_without_strides() -> None:
     assert "[x,.]" in splits(ran)
 
 
+@pytest.mark.slow
 def test_rev() -> None:
     ran = check_localized(lambda x: lax.rev(x, (1,)), ints(8, 4, 4), meshes=X, primitive="rev")
     assert "[x,.,y]" in splits(ran)

@@ -80,6 +80,7 @@ def assert_same(step: Any, args: Any, layers: int, *, update: bool = False) -> G
     return rewritten.graph
 
 
+@pytest.mark.slow
 @pytest.mark.few(4)
 @pytest.mark.parametrize(("layers", "reverse"), [(1, False), (2, True), (3, False)])
 @pytest.mark.parametrize("remat", [True, False])

@@ -51,6 +51,7 @@ def test_no_cut_leaves_a_gradient_on_another_stage(count):
     assert crossed["mlp"] and crossed["wide_resnet"], "with a flush some gradients are sent after the loop"
 
 
+@pytest.mark.slow
 def test_no_stage_sends_a_constant():
     """What depends on no input is made by every stage that reads it, however large: optax squares imaginary parts."""
 

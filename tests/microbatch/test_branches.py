@@ -215,6 +215,7 @@ def test_branches_in_branches_on_devices():
         assert_trees_same(got, step(p, x), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_stages_keep_the_lines_of_branches_that_were_traced_again():
     """Regions keep the marks of the trace that gave them buffers; a later trace reads them."""
 

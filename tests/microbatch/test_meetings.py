@@ -88,6 +88,7 @@ LOSSES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("loss", "arguments", "counts", "loops"), LOSSES, ids=[loss.__name__ for loss, *_ in LOSSES])
 def test_values_are_those_of_the_whole_batch(loss, arguments, counts, loops):
     with jax.enable_x64(True):

@@ -51,6 +51,7 @@ def test_cpu_seconds_are_counted_of_devices_that_keep_all_cores_busy() -> None:
     assert 0.005 <= took_s <= (time.process_time() - 4 * began_s) / 4
 
 
+@pytest.mark.slow
 def test_one_device_and_several() -> None:
     found = autopar.calibrate("here", devices=jax.devices()[:1], effort=LEAST)
     assert {s.what for s in found.samples} == {"call", "chain", "product", "copy"} | KINDS

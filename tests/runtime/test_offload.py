@@ -87,6 +87,7 @@ def test_where_state_lies_changes_no_bit(x64, donated):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("microbatches", "remat"), [(2, "none"), (1, "full")])
 def test_in_microbatches_and_with_recomputation_too(x64, microbatches, remat):

@@ -105,6 +105,7 @@ def test_a_state_that_is_given_up_trains_as_ever(schedule):
     assert not any(a.is_deleted() for a in jax.tree.leaves(args[1]))
 
 
+@pytest.mark.slow
 def test_one_array_for_two_arguments():
     """An array that is given up as one argument and kept as another stays."""
 

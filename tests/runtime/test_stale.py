@@ -65,6 +65,7 @@ def check(model, schedule, stages, m, calls=4):
     assert {v for c in range(calls * m) for v in [versions.reads(0, c) < c // versions.update_every]} == {False, True}
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("schedule", ["pipedream", "pipedream-vertical", "2bw"])
 @pytest.mark.parametrize(("model", "stages", "m"), [("perceptron", 2, 2), ("residual", 3, 4), ("mlp", 4, 4)])
@@ -131,6 +132,7 @@ def decorated(model="perceptron", schedule="pipedream", m=2, **options):
     return step, state, [make(jax.random.key(n), 4 * m) for n in range(4)]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_holds_what_is_under_way_and_plans_are_kept(x64, tmp_path):
     step, state, batches = decorated()
     state, _ = step(state, batches[0])

@@ -34,6 +34,7 @@ def test_rows_have_each_model_with_each_schedule_and_all_other_pairs() -> None:
     assert all(is_possible(row) for row in ROWS) and array(0) == ROWS and array(1) != ROWS
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_two_processes_have_the_values_of_one_device() -> None:
     first, second = results(run("two_stages", 2, devices=1, limit_s=100))

@@ -148,6 +148,7 @@ def test_a_step_ends_when_its_typed_keys_are_computed(links) -> None:
     assert np.array_equal(np.asarray(jax.random.key_data(came)), np.asarray(jax.random.key_data(keys)))
 
 
+@pytest.mark.slow
 def test_what_was_pulled_in_time_is_finished_late(ends, links) -> None:
     links[0].send(1, 3, jnp.arange(8.0))
     array = links[1].receive(0, 3, NamedSharding(mesh(4, (2, 2)), PartitionSpec()))

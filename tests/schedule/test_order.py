@@ -67,6 +67,7 @@ def carried_out(lists: Sequence[Sequence[Instruction]], there: list[set[Buffer]]
                     there[worker] -= set(i.values)
 
 
+@pytest.mark.slow
 def test_every_process_comes_to_its_end_in_drawn_schedules() -> None:
     names, seed = [], 0
     while len(names) < CASES:

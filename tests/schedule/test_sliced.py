@@ -88,6 +88,7 @@ def test_keys_and_values_of_the_prefix_are_counted():
     assert [p[0] for p in peaks] == [5, 50]
 
 
+@pytest.mark.slow
 def test_published_points_of_44b_in_the_simulator():
     """Uniform slices take what was measured, and the cut of the dynamic program is the fastest, as in the paper."""
     stages, seconds = 48, interpolated(GPT_44B, 48)

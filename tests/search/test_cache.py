@@ -230,6 +230,7 @@ def test_lines_that_notes_of_a_plan_tell_are_in_the_key(problem: Problem) -> Non
     assert graph_text(without_lines(graph)) == graph_text(graph)
 
 
+@pytest.mark.slow
 def test_the_key_is_the_same_in_another_process(problem: Problem) -> None:
     program = (
         "from autopar.search import alpa\n"
@@ -518,6 +519,7 @@ def test_writers_at_the_same_time(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_processes_at_the_same_time(tmp_path: Path) -> None:
     program = (
         "import sys\nfrom pathlib import Path\n"

@@ -48,6 +48,7 @@ class Compiler:
         return found.plan.content, program
 
 
+@pytest.mark.slow
 def test_a_program_that_fits_is_built_once():
     compiler = Compiler(1.0)
     content, program = compiler.run()

@@ -69,6 +69,7 @@ def test_heads_are_moved_where_that_sends_less():
     assert not any((c.kind, c.bytes) == ("all-gather", KEYS_BYTES) for c in plan.stages[0].collectives)
 
 
+@pytest.mark.slow
 def test_what_a_device_holds_and_does_falls_with_cp():
     alone, shared = Manual(dp=2)(text(2)), Manual(dp=2, cp=4)(text(8))
     before, after = alone.stages[0].memory, shared.stages[0].memory

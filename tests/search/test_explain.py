@@ -25,6 +25,7 @@ def solved(mesh_shape=(2, 2)):
     return problem, sharding_problem, free, solve(free).choice
 
 
+@pytest.mark.slow
 def test_costs_are_those_of_changing_one_node():
     problem, sharding_problem, free, choice = solved()
     best = objective(free, choice)

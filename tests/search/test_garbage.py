@@ -41,6 +41,7 @@ def test_who_collects_as_rarely_is_left_alone(own: tuple[int, int, int]) -> None
     assert gc.get_threshold() == own
 
 
+@pytest.mark.slow
 def test_planning_collects_rarely_and_says_so_to_nobody_after() -> None:
     seen: list[tuple[int, ...]] = []
     step = autopar.parallelize(

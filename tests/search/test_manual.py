@@ -34,6 +34,7 @@ def test_tensor_parallelism_splits_matrices_and_data_parallelism_the_batch(probl
     assert plan.stages[0].memory.parameters == pytest.approx(whole / 2, rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("tp", [1, 2])
 def test_zero_stages_divide_the_state(problem, tp):

@@ -22,6 +22,7 @@ def test_what_no_phase_has_is_the_rest():
     assert clock.rest("all", [("a", 7.0), ("b", 6.0)]) == (("a", 7.0), ("b", 6.0)), "they ran at once"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"num_stages": 2, "num_microbatches": 2}])
 def test_attempts_that_lost_are_among_the_phases(options, monkeypatch):
     """By a clock that goes on at each look, phases add up to what the whole search took, and not to more."""

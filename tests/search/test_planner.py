@@ -65,6 +65,7 @@ def test_stages_in_one_process_on_a_cpu_are_taken_only_where_asked_for():
     assert autopar.parallelize(fn, cluster=cluster, num_stages=2, num_microbatches=4).plan(*args).num_stages == 2
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("bandwidth", [1e6, 1e9])
 def test_what_pipelines_could_reach_is_less_than_what_they_take(bandwidth):

@@ -134,6 +134,7 @@ def test_many_random_plans(seed):
     assert_random_plan(seed, [(8,), (2, 4), (4, 2), (2, 2, 2)][seed % 4])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "halved"), [("tpu-v5e", 2), ("dgx-a100", 1)])
 def test_tpus_send_what_products_alone_read_in_half_width(name, halved) -> None:
     def sent(precision):

@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.cli.conftest import ROOT
 
 PLANNED = """
@@ -19,6 +21,7 @@ print(json.dumps([plan.step_time, [m for m in ("networkx", "numba") if m in sys.
 """
 
 
+@pytest.mark.slow
 def test_planning_a_small_model_loads_no_compiler_of_loops_and_no_graph_library() -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "AUTOPAR_CACHE_DIR": "off"}
     done = subprocess.run(

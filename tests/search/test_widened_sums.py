@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 import autopar
 from autopar.search import Manual
@@ -42,5 +43,6 @@ def test_activations_are_summed_before_they_are_made_wider():
     assert set(sums(TOKENS, tp=4)) == {2 * TOKENS * WIDTH}
 
 
+@pytest.mark.slow
 def test_gradients_of_parameters_are_summed_as_wide_as_they_are_kept():
     assert set(sums(MANY_TOKENS, dp=4)) == {4 * (4 * WIDTH * WIDTH)}

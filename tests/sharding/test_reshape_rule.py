@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -53,6 +54,7 @@ def reshapes(draw: st.DrawFn) -> tuple[Shape, Shape]:
     return merged(), merged()
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(reshapes())
 @example(((8, 4), (4, 8)))

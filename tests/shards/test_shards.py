@@ -60,6 +60,7 @@ def outcomes(path: Path) -> dict[str, str]:
     return {line["test"].rpartition("::")[2]: line["outcome"] for line in lines}
 
 
+@pytest.mark.slow
 def test_pieces_are_all_tests_but_those_of_hours(tmp_path) -> None:
     results, file = tmp_path / "results", written(tmp_path, 5)
     first = shards.run(PYTHON, Unit((file,), 0, 2), results, "1", time.monotonic() + 600)
@@ -69,6 +70,7 @@ def test_pieces_are_all_tests_but_those_of_hours(tmp_path) -> None:
     assert kept < names == set(outcomes(results)) and set(outcomes(results).values()) == {"passed"}
 
 
+@pytest.mark.slow
 def test_tests_are_ended_with_the_time(tmp_path) -> None:
     results, file = tmp_path / "results", written(tmp_path, 5, 600.0)
     assert shards.run(PYTHON, Unit((file,), 0, 1), results, "1", time.monotonic() + 4) == "cut"
@@ -76,6 +78,7 @@ def test_tests_are_ended_with_the_time(tmp_path) -> None:
     assert "test_waits" not in outcomes(results)
 
 
+@pytest.mark.slow
 def test_a_failing_test_fails_the_run_and_the_last_line_names_the_part(tmp_path, monkeypatch) -> None:
     file = written(tmp_path, 4)
     monkeypatch.setattr(shards, "units", lambda part: iter([Unit((file,), 0, 1)]))

@@ -169,6 +169,7 @@ def test_nothing_is_run_that_another_user_may_have_left(tmp_path: Path, spoil: C
         assert cache.load_overload("signature", Codegen()) is None and not ran.exists()
 
 
+@pytest.mark.slow
 def test_where_others_may_write_each_process_compiles_and_says_so(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
@@ -178,6 +179,7 @@ def test_where_others_may_write_each_process_compiles_and_says_so(tmp_path: Path
     assert not list((tmp_path / "open" / "kernels").iterdir())
 
 
+@pytest.mark.slow
 def test_an_own_folder_that_others_can_enter_is_made_private(tmp_path: Path) -> None:
     folder = tmp_path / "kernels"
     folder.mkdir()
@@ -191,6 +193,7 @@ def test_where_nothing_is_kept_of_programs_code_lies_with_the_package() -> None:
     assert "__pycache__" in kernel_folder({CACHE_VARIABLE: "off"}).parts
 
 
+@pytest.mark.slow
 def test_processes_share_what_one_compiled(tmp_path: Path) -> None:
     together = [start(tmp_path), start(tmp_path)]
     assert {finish(process) for process in together} <= {"True True", "True False"}  # one may come after the other

@@ -54,6 +54,7 @@ def _mixed(bound: float, goal: Goal = PROOF) -> tuple[Known, float, int]:
     return known, least, engine.calls
 
 
+@pytest.mark.slow
 def test_mixtures_are_cheaper_and_ask_the_engine_once_at_most() -> None:
     _, first, _, least = _problem()
     known, _, calls = _mixed(-math.inf)
@@ -87,6 +88,7 @@ def test_over_and_little(share: float) -> None:
     assert not Goal().saves_little(1e300, share)
 
 
+@pytest.mark.slow
 def test_what_is_open_ends_highs_and_its_bound_holds() -> None:
     problem, known, _, least = _problem()
     answer = HighsSolver(open_cost=known.cost - least + 1e-6, restarts=False).solve(problem, start=known.choice)

@@ -234,6 +234,7 @@ def test_dc_asgd_is_its_formula_and_nothing_at_no_age(x64):
         assert bool(jnp.all(a == b)) is same
 
 
+@pytest.mark.slow
 def test_prediction_is_nothing_at_no_delay():
     step = delayed(plain, delay=0, prediction=Extrapolated(1.0))
     state = step.init(first_state(jnp.float32))

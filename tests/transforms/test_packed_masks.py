@@ -52,6 +52,7 @@ def test_each_mask_is_there_as_bits_once():
     assert [c.shape for c in codes] == [(BATCH, WIDTH // 8)] * 2 * LAYERS  # of ReLU and of dropout
 
 
+@pytest.mark.slow
 def test_compiled_memory_falls_by_the_masks():
     args = arguments(rows=4096)
     plain, packed = (

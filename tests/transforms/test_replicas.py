@@ -131,6 +131,7 @@ def test_a_program_with_branches_is_the_same_as_its_parts():
     assert done == [((), ()), ((1,), ()), ((), (1,)), ((0,), ()), ((), (0,)), ((1,), ()), ((), (1,)), ((0,), ())]
 
 
+@pytest.mark.slow
 def test_mixing_keeps_a_part_of_the_replicas_own():
     step = step_of(SGD)
     outer = diloco(step, 2, 1, streaming=Streaming(mixing=0.25))
@@ -141,6 +142,7 @@ def test_mixing_keeps_a_part_of_the_replicas_own():
     assert_close(outer.merge(state).replicas["params"]["w"], 0.25 * local + 0.75 * theta[None], 1e-6)
 
 
+@pytest.mark.slow
 def test_lost_islands_do_not_count(x64):
     step = step_of(SGD)
     outer = local_sgd(step, 4, 1)

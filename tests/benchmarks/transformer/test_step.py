@@ -227,6 +227,7 @@ def test_only_stages_at_the_ends_of_a_node_send_to_others():
     assert len({model(wide).sends_s(s) for s in stage_shapes(SPEC, wide)}) == 1
 
 
+@pytest.mark.slow
 def test_tied_embeddings_are_summed_between_the_first_and_the_last_stage():
     near = model(TrainingPlan(global_batch=8, tp=1, pp=8, dp=1)).shared.tied_s()
     far = model(TrainingPlan(global_batch=8, tp=2, pp=8, dp=1)).shared.tied_s()

@@ -10,7 +10,7 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable
+import types
 from pathlib import Path
 from typing import Any
 
@@ -61,24 +61,40 @@ class Counts:
             self.left_out += 1
             return self._plain_jit(fun, **options)
         self.functions += 1
-        return self._counted(autopar.parallelize(fun, cluster=self.cluster, progress=False, **given))
+        return _Counted(autopar.parallelize(fun, cluster=self.cluster, progress=False, **given), self)
 
-    def _counted(self, step: Any) -> Callable[..., Any]:
-        @functools.wraps(step.function)
-        def called(*args: Any, **kwargs: Any) -> Any:
-            if under_trace():
-                return step(*args, **kwargs)
-            plans = len(step.plans())
-            result = step(*args, **kwargs)
-            self.calls += 1
-            if len(step.plans()) > plans:
-                layouts = [r.layout for r in (*step.plans()[-1].content.inputs, *step.plans()[-1].content.outputs)]
-                self.split += any("x" in text or "y" in text for text in layouts)
-            return result
 
-        for name in ("lower", "trace", "eval_shape", "clear_cache"):
-            setattr(called, name, getattr(step, name))
-        return called
+class _Counted:
+    """A decorated function whose calls are counted; an object, since wrappers of jax copy attributes of functions.
+
+    Args:
+        step: the decorated function.
+        counts: where its calls are counted.
+    """
+
+    def __init__(self, step: Any, counts: Counts) -> None:
+        functools.update_wrapper(self, step.function, updated=())
+        self._step, self._counts = step, counts
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("lower", "trace", "eval_shape", "clear_cache"):
+            return getattr(self._step, name)
+        raise AttributeError(name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        step, counts = self._step, self._counts
+        if under_trace():
+            return step(*args, **kwargs)
+        plans = len(step.plans())
+        result = step(*args, **kwargs)
+        counts.calls += 1
+        if len(step.plans()) > plans:
+            layouts = [r.layout for r in (*step.plans()[-1].content.inputs, *step.plans()[-1].content.outputs)]
+            counts.split += any("x" in text or "y" in text for text in layouts)
+        return result
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
 
 
 _COUNTS = Counts()

@@ -30,6 +30,7 @@ def keys_of(store: Store, *devices: int) -> list[Key]:
     return [store.key("busy", problem(toy(1), layers=1).graph, n) for n in devices]
 
 
+@pytest.mark.slow
 def test_a_stage_begins_when_the_first_microbatch_has_passed_those_before():
     store = Store()
     first, second = keys_of(store, 1, 2)

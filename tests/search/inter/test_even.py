@@ -25,6 +25,7 @@ def stages(build, pp, chunks=1, **sizes):
     return autopar.parallelize(fn, cluster=cluster(pp), search=search, num_microbatches=4).plan(*args).stages
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=8), st.data())
 def test_the_heaviest_run_is_as_light_as_can_be(weights, data):
     count = data.draw(st.integers(1, len(weights)))

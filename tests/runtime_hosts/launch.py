@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,19 +84,22 @@ def run(
 
 
 def collect(started: list[subprocess.Popen[str]], limit_s: float) -> list[Ended]:
+    """What processes wrote, read from all at once: one whose pipe is full waits, and those that wait for it too."""
+    until = time.monotonic() + limit_s
+
+    def ended(process: subprocess.Popen[str]) -> Ended:
+        try:
+            text, _ = process.communicate(timeout=max(0.1, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            text = f"{process.communicate()[0]}\nkilled after {limit_s} s"
+        lines = [line for line in text.splitlines() if line.startswith("RESULT ")]
+        result = json.loads(lines[-1].removeprefix("RESULT ")) if lines else None
+        return Ended(process.returncode, result, text)
+
     try:
-        found = []
-        until = time.monotonic() + limit_s
-        for process in started:
-            try:
-                text, _ = process.communicate(timeout=max(0.1, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                text = f"{process.communicate()[0]}\nkilled after {limit_s} s"
-            lines = [line for line in text.splitlines() if line.startswith("RESULT ")]
-            result = json.loads(lines[-1].removeprefix("RESULT ")) if lines else None
-            found.append(Ended(process.returncode, result, text))
-        return found
+        with ThreadPoolExecutor(len(started)) as pool:
+            return list(pool.map(ended, started))
     finally:
         for process in started:
             process.kill()

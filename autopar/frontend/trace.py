@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, JaxprEqn
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.extend.core import Literal as JaxLiteral
 
 from autopar._compat.literals import own_constant
@@ -155,7 +155,21 @@ def _jaxpr(fn: Callable[..., Any], call: _FlatCall, signature: CallSignature) ->
             remedy="return the value from that function, and pass it as an argument",
         )
         raise as_kind(refusal, jax.errors.UnexpectedTracerError)
+    if getattr(closed.jaxpr, "is_high", False):
+        raise _high_level(fn, closed.jaxpr)
     return with_copies(_without_refs(fn, closed) if uses_refs(closed) else closed)
+
+
+def _high_level(fn: Callable[..., Any], jaxpr: Jaxpr) -> TraceError:
+    """The refusal of a program with values that are no arrays before jax has lowered them."""
+    uses = [(e, v.aval) for e in jaxpr.eqns for v in (*e.invars, *e.outvars) if getattr(v.aval, "is_high", False)]
+    kinds = sorted({type(aval).__name__ for _, aval in uses}) or ["of an operator inside"]
+    return TraceError(
+        f"{callable_name(fn)} uses values of a high-level type: {', '.join(kinds)}",
+        cause="variables of flax nnx with hijax=True, or another type that jax lowers to arrays after tracing",
+        remedy="nnx.with_vars(module, hijax=False), or pass the arrays that it holds",
+        source=_line([e for e, _ in uses]),
+    )
 
 
 def _without_refs(fn: Callable[..., Any], closed: ClosedJaxpr) -> ClosedJaxpr:

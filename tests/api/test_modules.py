@@ -121,3 +121,9 @@ def test_train_state_of_linen():
     new, _ = f(state, X)
     assert isinstance(new, TrainState) and int(new.step) == 1 and new.tx is state.tx
     assert len(f._plain.compiled) <= 2
+
+
+def test_variables_of_a_high_level_type_are_an_error_that_names_the_line():
+    held = nnx.with_vars({"w": nnx.Param(jnp.ones((8, 8)))}, hijax=True)
+    with pytest.raises(autopar.TraceError, match=r"(?s)AbstractVariable.*test_modules.py.*hijax=False"):
+        parallelize(lambda x: x @ held["w"]).plan(X)

@@ -70,6 +70,27 @@ EXPLAINED: dict[str, str] = {
         f"equinox_tests/test_jit.py::test_buffer_donation_{how}": "asks for the address of an array that lies split"
         for how in ("function", "function_except_first", "method")
     },
+    **{
+        f"flax_tests/nnx/{test}": "flax's hijax variables, which are no arrays: a TraceError"
+        for test in (
+            "integration_test.py::TestIntegration::test_example_mutable_arrays",
+            *(
+                f"mutable_array_test.py::{name}"
+                for name in (
+                    "TestOptimizer::test_optimize_hijax",
+                    "TestHijaxVariables::test_hijax_and_pytree",
+                    "TestHijaxVariables::test_hijax_dynamic_structure",
+                    "TestHijaxVariables::test_hijax_rngs",
+                    "TestHijaxVariables::test_pytree_value",
+                    "TestHijaxVariables::test_variable_to_hijax",
+                    "TestHijaxVariables::test_variable_to_hijax_clean",
+                )
+            ),
+        )
+    },
+    "flax_tests/nnx/mutable_array_test.py::TestVariableRefMode::test_object": (
+        "returns a mutable reference: a TraceError"
+    ),
     "equinox_tests/test_debug.py::test_backward_nan": "ordered effects are on one device, as docs/errors.md says",
     "optax/transforms/_accumulation_test.py::AccumulationTest::test_multi_steps": (
         "compares to the bit a loss, in float32, of parameters that lie split with one of parameters that do not"

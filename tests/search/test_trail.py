@@ -56,8 +56,8 @@ def test_competitors_asked_for_by_name_take_about_as_long_as_told_and_longer_tha
 
 
 def test_a_planned_alternative_is_the_plan_asked_for_by_name() -> None:
-    step, args = perceptron(64, 64, 64, batch=64)
-    plan = autopar.parallelize(step, cluster=toy(), donate_argnums=0, memory_limit=50_000, num_stages=1).plan(*args)
+    step, args = perceptron(64, 64, batch=64)
+    plan = autopar.parallelize(step, cluster=toy(), donate_argnums=0, memory_limit=36_000, num_stages=1).plan(*args)
     others = [
         r for r in plan.search.trail if r.outcome == PLANNED and r.remat != plan.stages[0].form.remat and not r.how
     ]
@@ -66,7 +66,7 @@ def test_a_planned_alternative_is_the_plan_asked_for_by_name() -> None:
         step,
         cluster=toy(),
         donate_argnums=0,
-        memory_limit=50_000,
+        memory_limit=36_000,
         num_stages=1,
         num_microbatches=other.microbatches[0],
         remat=other.remat,

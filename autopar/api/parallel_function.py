@@ -139,7 +139,7 @@ class ParallelFunction(Generic[_P, _R]):
         return order(self._plain)
 
     def replay(self, order: Table, *args: Any, **kwargs: Any) -> Any:
-        """A call with schedule "ampnet" in an order that happened, by one thread: the same numbers to the bit.
+        """A call with schedule "ampnet" in an order that happened: the same numbers to the bit.
 
         Args:
             order: of an earlier call with arguments of these shapes.

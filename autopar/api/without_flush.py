@@ -15,9 +15,9 @@ from autopar.api.mutable import split_mutable
 from autopar.api.pure import PureFunction
 from autopar.api.user_mesh import as_traced
 from autopar.errors import AutoparError
+from autopar.runtime.ampnet import AmpProgram
 from autopar.runtime.leaves import fits
-from autopar.runtime.ordered import OrderedCalls
-from autopar.runtime.without_flush import CarriedCalls
+from autopar.runtime.stale import StaleProgram
 from autopar.schedule import Table
 from autopar.transforms.new_state import new_state_of
 
@@ -105,13 +105,13 @@ def order(pure: PureFunction) -> Table:
         AutoparError: there was none.
     """
     for compiled in reversed(pure.compiled.values()):
-        if isinstance(compiled.local, OrderedCalls) and compiled.local.orders:
-            return compiled.local.orders[-1]
+        if isinstance(compiled.local, AmpProgram) and compiled.local.last:
+            return compiled.local.last[-1]
     raise AutoparError("there is no order", cause='the step was not called with schedule="ampnet"')
 
 
 def replay(pure: PureFunction, order: Table, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """A call of a step with schedule "ampnet" in an order that happened, by one thread.
+    """A call of a step with schedule "ampnet" in an order that happened.
 
     Args:
         pure: the step.
@@ -127,7 +127,7 @@ def replay(pure: PureFunction, order: Table, args: Sequence[Any], kwargs: Mappin
     with as_traced(signature):
         compiled = pure.compile(signature)
     program = compiled.local
-    if not isinstance(program, OrderedCalls):
+    if not isinstance(program, AmpProgram):
         raise AutoparError(f"schedule {compiled.plan.schedule} records no order", remedy='schedule="ampnet"')
     return compiled.traced.results(program.replay(program.place_all(leaves), order))
 
@@ -140,9 +140,9 @@ def _arrays(under_way: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _program(compiled: Compiled) -> CarriedCalls:
+def _program(compiled: Compiled) -> StaleProgram:
     program = compiled.local
-    if not isinstance(program, CarriedCalls):
+    if not isinstance(program, StaleProgram):
         raise AutoparError(
             f"the plan has {compiled.plan.num_stages} stage and schedule {compiled.plan.schedule}",
             cause="a schedule without a flush needs stages",

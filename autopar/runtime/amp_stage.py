@@ -1,34 +1,92 @@
-"""`AmpStage`: what one stage of AMPNet has, and its passes and updates."""
+"""One stage of AMPNet: what it has, its passes and updates, and a call of it on a worker.
+
+`run_stage` carries out the call of one stage, over whatever link joins it to the others. Each stage counts its own keys
+under way, which bounds how old its gradients are (see `autopar.schedule.ampnet`). Where backward passes go through all
+stages, the keys of stage 0 are those of all. What a stage computes depends on the order of its own passes alone, since
+keys do not overtake each other: the same orders give the same numbers to the bit.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import jax
 
+from autopar.errors import ScheduleError
 from autopar.runtime.interpreter import Worker
+from autopar.runtime.transport.base import ArrivalLink
 from autopar.schedule import NONE, Accumulate, Apply, Buffer, Free, Kind, Run, Stash, Task, WorkSpec
 from autopar.schedule.ampnet import AmpFlow
 from autopar.schedule.stale_flow import METRICS, SHARED, STATE
 
+#: Letters of passes in the text of an order.
+LETTERS: Mapping[Kind, str] = {"forward": "F", "backward": "B"}
+#: Passes by their letters.
+KINDS: Mapping[str, Kind] = {letter: kind for kind, letter in LETTERS.items()}
 
-def may_begin(flow: AmpFlow, stages: Sequence[AmpStage], stage: AmpStage) -> bool:
-    """Whether the next key of a stage is within the number that may be under way."""
-    return stage.begun < min(flow.microbatches, min(s.done for s in stages) + flow.most_active)
+
+def run_stage(stage: AmpStage, link: ArrivalLink, before: Callable[[int], None], order: str = "") -> str:
+    """Runs a call of one stage.
+
+    Args:
+        stage: with its inputs.
+        link: to the other stages.
+        before: called with the number of passes so far before each.
+        order: letters of passes in the order that they are to have; empty takes what arrives, backward passes first.
+
+    Returns:
+        The order that they had.
+
+    Raises:
+        ScheduleError: the order is of other numbers, or waits for what does not come.
+        PeerLostError, SilentPeerError: see `WorkerLink.receive`.
+    """
+    keys = stage.flow.microbatches
+    numbers = {letter: order.count(letter) for letter in KINDS}
+    if order and (len(order) != 2 * keys or set(numbers.values()) != {keys}):
+        raise ScheduleError(f"the order has passes {numbers}; stage {stage.number} has {keys} of each")
+    coming = stage.coming()
+    while stage.done < keys:
+        for source in coming:
+            while coming[source] and link.ready(source):
+                _take(stage, link, source, coming)
+        kind = _next(stage, order)
+        if kind is None:
+            awaited = [s for s, count in coming.items() if count]
+            if not awaited:
+                raise ScheduleError(f"stage {stage.number} waits for ever before pass {len(stage.passes)} of {order}")
+            _take(stage, link, link.wait_any(awaited), coming)
+            continue
+        before(len(stage.passes))
+        for to, buffer, array in stage.run(kind):
+            link.send(to, stage.tag(buffer), array, buffer.value)
+        stage.count(kind)
+    stage.finish()
+    return "".join(LETTERS[task.kind] for task in stage.passes)
 
 
-def choice(flow: AmpFlow, stages: Sequence[AmpStage], stage: AmpStage) -> Kind | None:
+def _take(stage: AmpStage, link: ArrivalLink, source: int, coming: Counter[int]) -> None:
+    tag = link.next_tag(source)
+    buffer = stage.tagged(tag)
+    stage.worker.arrays[buffer] = link.receive(source, tag, stage.worker.placements.get(buffer.value))
+    coming[source] -= 1
+
+
+def _next(stage: AmpStage, order: str) -> Kind | None:
+    if not order:
+        return choice(stage)
+    kind = KINDS[order[len(stage.passes)]]
+    return kind if stage.has(kind) else None
+
+
+def choice(stage: AmpStage) -> Kind | None:
     """The pass that a stage takes next; None where it has to wait."""
     if stage.has("backward"):
         return "backward"
-    return "forward" if may_begin(flow, stages, stage) and stage.has("forward") else None
-
-
-def deliver(stages: Sequence[AmpStage], sent: Sequence[tuple[int, Buffer, Any]]) -> None:
-    """Puts what a pass sends where it is read."""
-    for to, buffer, array in sent:
-        stages[to].inbox[buffer] = array
+    return "forward" if stage.may_begin and stage.has("forward") else None
 
 
 class AmpStage:
@@ -42,26 +100,52 @@ class AmpStage:
 
     def __init__(self, number: int, flow: AmpFlow, worker: Worker) -> None:
         self.number, self.flow, self.worker = number, flow, worker
-        self.inbox: dict[Buffer, Any] = {}
         self.begun = self.done = self.updates = 0
         self.passes: list[Task] = []
         self._read_at: dict[int, int] = {}
         self._totals: set[Buffer] = set()
-        self._from_others = {kind: self._received(kind) for kind in ("forward", "backward")}
+        self._from_others = {kind: flow.received(kind, number) for kind in LETTERS}
         self._before()
 
-    def _received(self, kind: str) -> tuple[str, ...]:
-        """Values of a microbatch that a pass takes of other stages."""
-        spec, writers = self.flow.spec(kind, self.number), self.flow.dataflow.writers
-        return () if spec is None else tuple(n for n in spec.reads if n in writers and writers[n].stage != self.number)
+    # -- what comes ----------------------------------------------------------------------------
+
+    @cached_property
+    def _names(self) -> Mapping[str, int]:
+        return {v.name: n for n, v in enumerate(self.flow.dataflow.values)}
+
+    def tag(self, buffer: Buffer) -> int:
+        """The number by which a receiver knows a buffer."""
+        return self._names[buffer.value] * self.flow.microbatches + buffer.microbatch
+
+    def tagged(self, tag: int) -> Buffer:
+        """The buffer of a tag."""
+        value, key = divmod(tag, self.flow.microbatches)
+        return Buffer(self.flow.dataflow.values[value].name, key)
+
+    def coming(self) -> Counter[int]:
+        """Number of arrays of a call that each other stage sends to this one."""
+        flow, coming = self.flow, Counter[int]()
+        for source in range(flow.stages):
+            for kind in LETTERS if source != self.number else ():
+                spec = flow.spec(kind, source)
+                for n in () if spec is None else spec.writes:
+                    if any(w.stage == self.number for w in flow.dataflow.readers.get(n, ())):
+                        coming[source] += flow.microbatches
+        return coming
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether the next key is within the number that may be under way."""
+        return self.begun < min(self.flow.microbatches, self.done + self.flow.most_active)
 
     def has(self, kind: Kind) -> bool:
         """Whether all that the next pass of a kind takes of a microbatch is there."""
         key = self.begun if kind == "forward" else self.done
         if kind == "backward" and key >= self.begun:
             return False
-        buffers = [Buffer(n, key) for n in self._from_others[kind]]
-        return all(b in self.inbox or b in self.worker.arrays for b in buffers)
+        return all(Buffer(n, key) in self.worker.arrays for n in self._from_others[kind])
+
+    # -- passes --------------------------------------------------------------------------------
 
     def run(self, kind: Kind) -> list[tuple[int, Buffer, Any]]:
         """Carries the next pass of a kind out, with the update that it completes.
@@ -71,9 +155,6 @@ class AmpStage:
         """
         key = self.begun if kind == "forward" else self.done
         self.passes.append(Task(kind, self.number, key))
-        for n in self._from_others[kind]:
-            if (b := Buffer(n, key)) in self.inbox:
-                self.worker.arrays[b] = self.inbox.pop(b)
         if kind == "forward":
             self._read_at[key] = self.updates
         else:

@@ -1,178 +1,157 @@
-"""AMPNet on this process's devices: a thread for each stage, which takes what has arrived, backward passes first.
+"""AMPNet: stages that take what has arrived, in threads of this process or on workers.
 
-The order that happened is a `Table`. What a stage computes depends on the order of its own passes alone (keys do not
-overtake each other), so that the table, replayed by one thread, gives the same numbers to the bit.
+`AmpProgram` is the loaded step, wherever its stages are; `load_ampnet` makes the one of this process, and
+`autopar.runtime.ray.ampnet.load_remote_ampnet` that of workers. `autopar.runtime.amp_stage` runs a stage.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from autopar._compat.context import entered, trace_context
 from autopar.errors import ScheduleError
 from autopar.frontend import Traced
 from autopar.lower.pipeline.ampnet import AmpPipeline
 from autopar.lower.split_layers import SplitStep
-from autopar.runtime.amp_stage import AmpStage, choice, deliver, may_begin
+from autopar.runtime.amp_stage import KINDS, LETTERS, AmpStage, run_stage
 from autopar.runtime.launches import LAUNCHES
 from autopar.runtime.local_pipeline import PipelineProgram, load_pipeline
-from autopar.runtime.ordered import OrderedCalls, check_order
-from autopar.runtime.without_flush import UnflushedProgram, outputs_of_updates
-from autopar.schedule import Buffer, Table, Task
+from autopar.runtime.transport.queues import WorkerQueues
+from autopar.runtime.without_flush import OverAnother, outputs_of_updates
+from autopar.schedule import Buffer, Kind, Table, Task
 from autopar.schedule.ampnet import AmpFlow
-from autopar.schedule.memory import WorkerMemory
+
+#: (the pipeline, flow, inputs as `place_all` made them, order of each stage or nothing) -> results, orders that were.
+Carry: TypeAlias = Callable[[Any, AmpFlow, Sequence[Any], tuple[str, ...]], tuple[Sequence[Any], tuple[str, ...]]]
 
 
 @dataclass(frozen=True, eq=False)
-class AmpProgram(UnflushedProgram[PipelineProgram], OrderedCalls):
+class AmpProgram(OverAnother):
     """AMPNet, loaded; see `autopar.runtime.loaded.LoadedProgram`.
 
     Args:
-        pipeline: its programs, and where inputs and outputs lie.
+        name: of the schedule.
         flow: what it carries out.
+        carry_out: runs a call.
         last: the order of the last call.
     """
 
+    name: str
     flow: AmpFlow
+    carry_out: Carry
     last: deque[Table] = field(default_factory=lambda: deque(maxlen=1))
 
-    @property
-    def orders(self) -> Sequence[Table]:
-        """See `OrderedCalls.orders`."""
-        return tuple(self.last)
-
-    @property
-    def worker_memory(self) -> tuple[WorkerMemory, ...]:
-        """Bytes a device of each worker, in the order of the schedule's table."""
-        return self.pipeline.worker_memory
-
-    @property
-    def footprint_bytes(self) -> int:
-        """Bytes a device of the worker that needs most, in the order of the schedule's table."""
-        return self.pipeline.footprint_bytes
-
-    def match(self, leaves: Sequence[Any]) -> list[Any] | None:
-        """``leaves`` placed, if their shapes and dtypes are those of the program; else None."""
-        return self.pipeline.match(leaves)
-
     def run(self, placed: list[Any], leaves: Sequence[Any]) -> Sequence[Any]:
-        """Runs a call in threads; see `autopar.runtime.loaded.LoadedProgram`."""
-        with LAUNCHES:
-            stages = self._stages(placed)
-            _Threads(self.flow, stages).run()
-            self.last.append(self._order(stages))
-            return self._results(stages)
+        """Runs a call; see `autopar.runtime.loaded.LoadedProgram`."""
+        results, orders = self.carry_out(self.under, self.flow, placed, ())
+        rows = tuple(_row(stage, order) for stage, order in enumerate(orders))
+        self.last.append(Table(self.name, self.flow.stages, self.flow.microbatches, rows))
+        return results
 
     def replay(self, placed: Sequence[Any], order: Table) -> Sequence[Any]:
-        """See `OrderedCalls.replay`; one thread runs it."""
-        flow = self.flow
-        check_order(order, flow.stages, flow.microbatches)
-        with LAUNCHES:
-            stages = self._stages(placed)
-            _follow(flow, stages, order)
-            return self._results(stages)
+        """Runs a call in an order that happened: the same numbers to the bit.
 
-    def _order(self, stages: Sequence[AmpStage]) -> Table:
-        name = self.pipeline.lowered.table.name
-        return Table(name, self.flow.stages, self.flow.microbatches, tuple(tuple(s.passes) for s in stages))
+        Args:
+            placed: inputs as `place_all` made them.
+            order: of an earlier call.
 
-    def _stages(self, placed: Sequence[Any]) -> list[AmpStage]:
-        pipeline, flow = self.pipeline, self.flow
-        inputs = pipeline.by_name([*placed, *pipeline.constants])
-        start: dict[tuple[int, Buffer], Any] = {}
-        for value in flow.dataflow.values:
-            if value.is_input and value.ref is not None:
-                if value.ref.kind == "in":
-                    for s in value.stages:
-                        start[s, Buffer(value.name)] = pipeline.put(s, value.name, inputs[value.ref.name])
-                else:
-                    pipeline.put_microbatches(start, value, value.ref.name, inputs[value.ref.name])
-        workers = pipeline.runtime.workers(start)
-        return [AmpStage(s, flow, worker) for s, worker in enumerate(workers)]
-
-    def _results(self, stages: Sequence[AmpStage]) -> list[Any]:
-        for stage in stages:
-            stage.finish()
-        flow = self.flow
-        outputs = outputs_of_updates(flow.dataflow, flow.replaces, lambda s, b: stages[s].worker.arrays[b])
-        return self.pipeline.joined(outputs)
+        Raises:
+            ScheduleError: the order is of other numbers, or cannot be.
+        """
+        check_order(self.flow, order)
+        orders = tuple("".join(LETTERS[task.kind] for task in row) for row in order.rows)
+        return self.carry_out(self.under, self.flow, placed, orders)[0]
 
 
-def _follow(flow: AmpFlow, stages: Sequence[AmpStage], order: Table) -> None:
-    """Passes in the order of a table, by one thread."""
-    rows = [deque(row) for row in order.rows]
-    while any(rows):
+def _row(stage: int, order: str) -> tuple[Task, ...]:
+    count = dict.fromkeys(KINDS, 0)
+    row = []
+    for letter in order:
+        row.append(Task(KINDS[letter], stage, count[letter]))
+        count[letter] += 1
+    return tuple(row)
+
+
+def check_order(flow: AmpFlow, order: Table) -> None:
+    """Raises ScheduleError where stages cannot have passes in an order, or it is of other numbers."""
+    stages, microbatches = flow.stages, flow.microbatches
+    if (order.num_stages, order.num_microbatches) != (stages, microbatches):
+        raise ScheduleError(
+            f"the order is of {order.num_stages} stages and {order.num_microbatches} microbatches; the step has "
+            f"{stages} and {microbatches}"
+        )
+    rows, written = [deque(row) for row in order.rows], set[Buffer]()
+    passes: list[dict[Kind, int]] = [dict.fromkeys(LETTERS, 0) for _ in rows]
+    moved = True
+    while moved:
         moved = False
-        for stage, row in zip(stages, rows, strict=True):
-            while row and _is_next(flow, stages, stage, row[0]):
-                kind = row.popleft().kind
-                deliver(stages, stage.run(kind))
-                stage.count(kind)
+        for stage, (row, count) in enumerate(zip(rows, passes, strict=True)):
+            while row and _may_follow(flow, stage, row[0], count, written):
+                task = row.popleft()
+                count[task.kind] += 1
+                spec = flow.spec(task.kind, stage)
+                written |= {Buffer(n, task.microbatch) for n in (() if spec is None else spec.writes)}
                 moved = True
-        if not moved:
-            raise ScheduleError(f"the order cannot be: {[str(row[0]) for row in rows if row]} have to wait for ever")
+    if blocked := [str(row[0]) for row in rows if row]:
+        raise ScheduleError(f"the order cannot be: {blocked} have to wait for ever")
 
 
-def _is_next(flow: AmpFlow, stages: Sequence[AmpStage], stage: AmpStage, task: Task) -> bool:
+def _may_follow(flow: AmpFlow, stage: int, task: Task, count: dict[Kind, int], written: set[Buffer]) -> bool:
+    """Whether ``task`` may be the next of a stage after ``count`` passes, once others have ``written`` buffers."""
+    begun, done = count["forward"], count["backward"]
     if task.kind == "forward":
-        there = task.microbatch == stage.begun and may_begin(flow, stages, stage)
+        is_next = task.microbatch == begun and begun < done + flow.most_active
     else:
-        there = task.microbatch == stage.done
-    return there and task.stage == stage.number and stage.has(task.kind)
+        is_next = task.microbatch == done < begun
+    return is_next and all(Buffer(n, task.microbatch) in written for n in flow.received(task.kind, stage))
 
 
-class _Threads:
-    """A thread for each stage.
+def _in_threads(
+    pipeline: PipelineProgram, flow: AmpFlow, placed: Sequence[Any], orders: tuple[str, ...]
+) -> tuple[Sequence[Any], tuple[str, ...]]:
+    """Runs a call with a thread for each stage; raises the first error of a thread."""
+    queues, context = WorkerQueues(), trace_context()
+    done: dict[int, str] = {}
+    errors: list[BaseException] = []
 
-    Args:
-        flow: what they carry out.
-        stages: what each of them does and has.
-    """
+    def work(stage: AmpStage) -> None:
+        try:
+            with entered(context):  # a thread begins with jax's defaults
+                order = orders[stage.number] if orders else ""
+                done[stage.number] = run_stage(stage, queues.link(stage.number), lambda _: None, order)
+        except BaseException as error:  # the caller's thread raises it
+            errors.append(error)
+            queues.give_up()
 
-    def __init__(self, flow: AmpFlow, stages: Sequence[AmpStage]) -> None:
-        self.flow, self.stages = flow, stages
-        self.changed = threading.Condition()
-        self.errors: list[BaseException] = []
-        self.context = trace_context()
-
-    def run(self) -> None:
-        """Until every key is through; raises the first error of a thread."""
-        threads = [threading.Thread(target=self._work, args=(s,), daemon=True) for s in self.stages]
+    with LAUNCHES:
+        workers = pipeline.runtime.workers(_start(pipeline, flow, placed))
+        stages = [AmpStage(s, flow, worker) for s, worker in enumerate(workers)]
+        threads = [threading.Thread(target=work, args=(s,), daemon=True) for s in stages]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        if self.errors:
-            raise self.errors[0]
+    if errors:
+        raise errors[0]
+    outputs = outputs_of_updates(flow.dataflow, flow.replaces, lambda s, b: workers[s].arrays[b])
+    return pipeline.joined(outputs), tuple(done[s] for s in sorted(done))
 
-    def _work(self, stage: AmpStage) -> None:
-        try:
-            with entered(self.context):  # a thread begins with jax's defaults
-                while stage.done < self.flow.microbatches:
-                    if not self._pass(stage):
-                        return
-        except BaseException as error:  # the caller's thread raises it
-            with self.changed:
-                self.errors.append(error)
-                self.changed.notify_all()
 
-    def _pass(self, stage: AmpStage) -> bool:
-        """The next pass of a stage; False where another thread failed."""
-        with self.changed:
-            self.changed.wait_for(lambda: self.errors or choice(self.flow, self.stages, stage))
-            kind = choice(self.flow, self.stages, stage)
-        if self.errors or kind is None:
-            return False
-        sent = stage.run(kind)
-        with self.changed:
-            deliver(self.stages, sent)
-            stage.count(kind)
-            self.changed.notify_all()
-        return True
+def _start(pipeline: PipelineProgram, flow: AmpFlow, placed: Sequence[Any]) -> dict[tuple[int, Buffer], Any]:
+    inputs = pipeline.by_name([*placed, *pipeline.constants])
+    start: dict[tuple[int, Buffer], Any] = {}
+    for value in flow.dataflow.values:
+        if value.is_input and value.ref is not None:
+            if value.ref.kind == "in":
+                for s in value.stages:
+                    start[s, Buffer(value.name)] = pipeline.put(s, value.name, inputs[value.ref.name])
+            else:
+                pipeline.put_microbatches(start, value, value.ref.name, inputs[value.ref.name])
+    return start
 
 
 def load_ampnet(traced: Traced, split_step: SplitStep, amp: AmpPipeline, devices: Sequence[Any]) -> AmpProgram:
@@ -189,4 +168,5 @@ def load_ampnet(traced: Traced, split_step: SplitStep, amp: AmpPipeline, devices
             remedy="schedule='pipedream', one process for all devices, or workers of Cluster.ray over sockets",
         )
     everything = frozenset(v.name for v in amp.flow.dataflow.values)  # what is under way is not written over
-    return AmpProgram(load_pipeline(traced, split_step, amp.pipeline, devices, spared=everything), amp.flow)
+    pipeline = load_pipeline(traced, split_step, amp.pipeline, devices, spared=everything)
+    return AmpProgram(pipeline, amp.pipeline.table.name, amp.flow, _in_threads)

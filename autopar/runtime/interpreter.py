@@ -64,8 +64,8 @@ class Worker:
         start: Mapping[Buffer, Any],
     ) -> None:
         self._programs = programs
-        self._placements = placements
-        self._link = link
+        self.placements = placements
+        self.link = link
         self.arrays: dict[Buffer, Any] = dict(start)
         self._rows: dict[Buffer, dict[int, Any]] = {}
         self._joining: dict[Buffer, tuple[Any, str]] = {}
@@ -75,8 +75,8 @@ class Worker:
     def ready(self, instruction: Instruction) -> bool:
         """Whether the instruction need not wait: a receiver for its value, a sender for room in the queue."""
         if isinstance(instruction, Recv):
-            return self._link.ready(instruction.source)
-        return not isinstance(instruction, Send) or self._link.has_room(instruction.to)
+            return self.link.ready(instruction.source)
+        return not isinstance(instruction, Send) or self.link.has_room(instruction.to)
 
     def run(self, instructions: Sequence[Instruction], before: Before, after: After | None = None) -> None:
         """Carries out a whole list, waiting where it must.
@@ -104,10 +104,10 @@ class Worker:
             case Apply(work=work, reads=reads, writes=writes, donate=donate):
                 return self._run(work, 0, reads, writes, donate)
             case Send(value=value, to=to, tag=tag):
-                self._link.send(to, tag, self.read(value), value.value)
+                self.link.send(to, tag, self.read(value), value.value)
                 self._sent.add(value)
             case Recv(value=value, source=source, tag=tag):
-                self.arrays[value] = self._link.receive(source, tag, self._placements.get(value.value))
+                self.arrays[value] = self.link.receive(source, tag, self.placements.get(value.value))
             case Accumulate(into=into, value=value, reduce=reduce, first=first, donate=donate):
                 self._accumulate(into, value, reduce, first, donate)
                 self._forget((value,) if donate else ())

@@ -81,16 +81,19 @@ class LoadedPipeline:
     def place_all(self, leaves: Sequence[Any]) -> list[Any]:
         """The traced leaves of a call where a step takes them."""
 
+    def inputs_of(self, leaves: Mapping[int, Any]) -> dict[int, Any]:
+        """Inputs of the lowered step by index, of some leaves by index."""
+        flat: dict[int, Any] = {}
+        for n, array in leaves.items():
+            at = self.split_step.inputs[n]
+            whole = n not in self.leaves or n in self.unread
+            flat |= zip(at, [array] * len(at) if whole else self.leaves[n].split(array), strict=True)
+        return flat
+
     def by_name(self, inputs: Sequence[Any]) -> dict[str, Any]:
         """Arrays of the lowered step's inputs by name, from those of the function and what it closes over."""
-        flat: list[Any] = []
-        for n, array in enumerate(inputs):
-            if n in self.leaves:
-                count = len(self.split_step.inputs[n])
-                flat += [array] * count if n in self.unread else self.leaves[n].split(array)
-            else:
-                flat.append(array)
-        return dict(zip((i.name for i in self.split_step.step.graph.inputs), flat, strict=True))
+        flat = self.inputs_of(dict(enumerate(inputs)))
+        return {x.name: flat[i] for i, x in enumerate(self.split_step.step.graph.inputs)}
 
     def without_aliases(self, inputs: Sequence[Any]) -> list[Any]:
         """``inputs``, with a copy for each that is given up, to be written over, and is the same array as another."""
@@ -100,12 +103,13 @@ class LoadedPipeline:
             for n, a in enumerate(inputs)
         ]
 
+    def join(self, number: int, parts: Sequence[Any]) -> Any:
+        """A result of the function from its outputs of the lowered step."""
+        return self.results[number].join(parts) if len(parts) > 1 else parts[0]
+
     def joined(self, outputs: Mapping[int, Any]) -> list[Any]:
         """Results of the function from outputs of the lowered step by number."""
-        return [
-            self.results[n].join([outputs[i] for i in at]) if len(at) > 1 else outputs[at[0]]
-            for n, at in enumerate(self.split_step.outputs)
-        ]
+        return [self.join(n, [outputs[i] for i in at]) for n, at in enumerate(self.split_step.outputs)]
 
 
 @dataclass(frozen=True, eq=False)

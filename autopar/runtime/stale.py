@@ -1,13 +1,15 @@
-"""A pipeline without a flush, in one process or in several: calls that leave microbatches under way, and the drain.
+"""Pipelines without a flush: calls that leave microbatches under way, and the drain.
 
-`load_stale` makes a `StaleProgram`, which hands each call's lists to a `WorldLists`.
+`StaleProgram` is the loaded step, wherever its stages are. `load_stale` makes the one of this process or of a world of
+processes, which hands each window's lists to a `WorldLists`; `autopar.runtime.ray.stale.load_remote_stale` makes that
+of workers, for which each window is a step of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +17,7 @@ import msgspec
 
 from autopar._compat.dtypes import dtype_name, jax_dtype
 from autopar._compat.world import world
+from autopar.errors import AutoparError
 from autopar.frontend import Traced
 from autopar.lower.pipeline.stale import StalePipeline
 from autopar.lower.split_layers import SplitStep
@@ -23,45 +26,48 @@ from autopar.runtime.hosts.arrays import empty
 from autopar.runtime.hosts.lists_load import load_lists
 from autopar.runtime.hosts.step_lists import LaidOut, StepLists, input_buffer
 from autopar.runtime.hosts.world_lists import WorldLists
-from autopar.runtime.interpreter import Worker
 from autopar.runtime.launches import LAUNCHES
 from autopar.runtime.without_flush import (
     ARGUMENT,
-    CarriedCalls,
-    UnflushedProgram,
+    OverAnother,
     arguments_of_updates,
     carry_key,
     lacking,
     outputs_of_updates,
 )
 from autopar.schedule import NONE, Buffer, Task
-from autopar.schedule.memory import WorkerMemory
 from autopar.schedule.stale import Window, Windows
+
+#: (the pipeline, inputs of the lowered step by name, what is under way, calls so far, whether it is a drain) -> outputs
+#: of the lowered step by number, and what is under way behind it.
+Carry: TypeAlias = Callable[
+    [Any, Mapping[str, Any], Mapping[str, Any], int, bool], tuple[dict[int, Any], dict[str, Any]]
+]
 
 
 @dataclass(frozen=True, eq=False)
-class StaleProgram(UnflushedProgram[WorldLists], CarriedCalls):
+class StaleProgram(OverAnother):
     """A pipeline without a flush, loaded; see `autopar.runtime.loaded.LoadedProgram`.
 
     Args:
         windows: instruction lists of all calls.
-        footprint_bytes: bytes a device of the worker that needs most.
-        prepared: lists of calls by what they depend on.
+        carry_out: runs a window.
+        most_bytes: bytes a device of the worker that needs most; None where ``under`` knows them.
     """
 
     windows: Windows
-    footprint_bytes: int
-    prepared: dict[Any, StepLists] = field(default_factory=dict)
+    carry_out: Carry
+    most_bytes: int | None = None
 
     @property
     def entries(self) -> Sequence[Any]:
         """(shape, dtype, weak type) of each input."""
-        return self.pipeline.entries
+        return self.under.entries
 
     @property
-    def worker_memory(self) -> tuple[WorkerMemory, ...]:
-        """Empty: not known."""
-        return ()
+    def footprint_bytes(self) -> int:
+        """Bytes a device of the worker that needs most."""
+        return self.under.footprint_bytes if self.most_bytes is None else self.most_bytes
 
     def match(self, leaves: Sequence[Any]) -> list[Any] | None:
         """None: every call says what is under way."""
@@ -69,58 +75,82 @@ class StaleProgram(UnflushedProgram[WorldLists], CarriedCalls):
 
     def run(self, placed: list[Any], leaves: Sequence[Any]) -> Sequence[Any]:
         """Refuses: what is under way would be lost. See `call`."""
-        raise self.refused(self.windows.flow.versions.name)
+        raise AutoparError(
+            f"a step with schedule {self.windows.flow.versions.name} is called by the decorated function",
+            remedy="step(state, batch), and step.drain(state) at the end",
+        )
 
     def call(self, placed: Sequence[Any], carry: Mapping[str, Any], calls: int) -> tuple[list[Any], dict[str, Any]]:
-        """See `CarriedCalls.call`."""
-        inputs = self.pipeline.by_name(self.pipeline.without_aliases([*placed, *self.pipeline.constants]))
-        outputs, left = self._run(self.windows.call(calls), inputs, carry if calls else {}, metrics=True)
-        with LAUNCHES:
-            outputs.update(self.pipeline.announcement.tell(outputs))
-        flow, constants = self.windows.flow, len(self.pipeline.constants)
-        for name in arguments_of_updates(flow, self.pipeline.split_step, constants):
-            left[ARGUMENT + name] = inputs[name]
-        return self.pipeline.joined(outputs), left
+        """Runs a call.
+
+        Args:
+            placed: inputs as `place_all` made them.
+            carry: what the calls before left under way; empty before the first.
+            calls: their number.
+
+        Returns:
+            The results of the function, and what is under way now.
+        """
+        under = self.under
+        inputs = self._named(dict(enumerate([*placed, *under.constants])))
+        outputs, left = self.carry_out(under, inputs, carry if calls else {}, calls, False)
+        arguments = arguments_of_updates(self.windows.flow, under.split_step, len(under.constants))
+        return under.joined(outputs), left | {ARGUMENT + n: inputs[n] for n in arguments}
 
     def drain(self, leaves: Sequence[Any], carry: Mapping[str, Any], calls: int) -> dict[int, Any]:
-        """See `CarriedCalls.drain`."""
-        pipeline = self.pipeline
-        step, inputs = pipeline.split_step, dict[str, Any]()
-        names = [i.name for i in step.step.graph.inputs]
-        closed = len(step.inputs) - len(pipeline.constants)
-        arrays = dict(enumerate(pipeline.shard_leading(leaves)))
-        arrays |= {closed + n: c for n, c in enumerate(pipeline.constants)}
-        for n, array in arrays.items():
-            parts = pipeline.leaves[n].split(array) if n in pipeline.leaves else [array]
-            inputs |= {names[at]: part for at, part in zip(step.inputs[n], parts, strict=True)}
+        """Runs what is under way to its end.
+
+        Args:
+            leaves: of the state, the first inputs of the function.
+            carry: what is under way.
+            calls: number of calls so far, at least one.
+
+        Returns:
+            New leaves by number of the function's output.
+        """
+        under = self.under
+        constants = enumerate(under.constants, len(under.split_step.inputs) - len(under.constants))
+        inputs = self._named(dict(enumerate(under.place_all(leaves))) | dict(constants))
         inputs |= {k.removeprefix(ARGUMENT): a for k, a in carry.items() if k.startswith(ARGUMENT)}
-        outputs, _ = self._run(self.windows.drain(calls), inputs, carry, metrics=False)
-        joined = {}
-        for n, at in enumerate(step.outputs):
-            if all(i in outputs for i in at):
-                joined[n] = pipeline.results[n].join([outputs[i] for i in at]) if len(at) > 1 else outputs[at[0]]
-        return joined
+        outputs, _ = self.carry_out(under, inputs, carry, calls, True)
+        whole = {n: at for n, at in enumerate(under.split_step.outputs) if all(i in outputs for i in at)}
+        return {n: under.join(n, [outputs[i] for i in at]) for n, at in whole.items()}
 
-    # -- one list ------------------------------------------------------------------------------
+    def _named(self, leaves: Mapping[int, Any]) -> dict[str, Any]:
+        names = [i.name for i in self.under.split_step.step.graph.inputs]
+        return {names[i]: array for i, array in self.under.inputs_of(leaves).items()}
 
-    def _run(
-        self, window: Window, inputs: Mapping[str, Any], carry: Mapping[str, Any], *, metrics: bool
+
+@dataclass(frozen=True, eq=False)
+class _OnLists:
+    """Windows of a pipeline on the devices of this process or of a world.
+
+    Args:
+        windows: instruction lists of all calls.
+        prepared: lists of calls by what they depend on.
+    """
+
+    windows: Windows
+    prepared: dict[Any, StepLists] = field(default_factory=dict)
+
+    def __call__(
+        self, pipeline: WorldLists, inputs: Mapping[str, Any], carry: Mapping[str, Any], calls: int, drain: bool
     ) -> tuple[dict[int, Any], dict[str, Any]]:
-        """Outputs of the lowered step by number, and what is under way behind a window."""
-        pipeline, flow = self.pipeline, self.windows.flow
+        """See `Carry`."""
+        flow, window = self.windows.flow, (self.windows.drain if drain else self.windows.call)(calls)
         batch = pipeline.placed_batch(inputs) if any(window.batch) else set()
         start: dict[tuple[int, Buffer], Any] = {}
         lie: dict[tuple[int, Buffer], LaidOut] = {}
-        copies = self._inputs(window, inputs, bool(carry), batch, start, lie)
+        copies = self._inputs(pipeline, window, inputs, bool(carry), batch, start, lie)
         if carry:
-            self._carried(window, carry, start, lie)
-        places = outputs_of_updates(flow.dataflow, flow.replaces, lambda s, b: (s, b), metrics=metrics)
+            _add_carried(pipeline, window, carry, start, lie)
+        places = outputs_of_updates(flow.dataflow, flow.replaces, lambda s, b: (s, b), metrics=not drain)
         ends = {n: pipeline.ends[n] for n in places}
         results = [
             (stage, b, ends[n], Buffer(f"output/{n}")) for n, (stage, b) in sorted(places.items())
             if ends[n].worker != stage
         ]  # fmt: skip
-        key = id(window), metrics, bool(carry), frozenset(batch), self._layouts(window, lie)
+        key = id(window), drain, bool(carry), frozenset(batch), _layouts(pipeline, window, lie)
         if key not in self.prepared:
             lists = [w.instructions for w in window.workers]
             self.prepared[key] = pipeline.maker.extended(lists, copies, results, lie)
@@ -130,16 +160,21 @@ class StaleProgram(UnflushedProgram[WorldLists], CarriedCalls):
             workers = pipeline.carry_out(step, start)
         buffers = {n: b if ends[n].worker == s else Buffer(f"output/{n}") for n, (s, b) in places.items()}
         outputs = {n: pipeline.output(workers, n, ends[n], b) for n, b in buffers.items()}
-        return outputs, self._left(window, step, workers)
-
-    def _layouts(self, window: Window, lie: Mapping[tuple[int, Buffer], LaidOut]) -> tuple[LaidOut, ...]:
-        """Layouts that the window does not say: of what is carried and no program reads."""
-        ports = self.pipeline.ports
-        carried = ((w, b) for w, buffers in enumerate(window.starts) for b in sorted(buffers))
-        return tuple(lie[w, b] for w, b in carried if (w, b.value) not in ports and (w, b) in lie)
+        left = {}
+        for w, b in window.left(flow):
+            laid = step.arrays[w, b]
+            there = (
+                empty(laid.shape, laid.sharding, jax_dtype(laid.dtype)) if w not in workers else workers[w].arrays[b]
+            )
+            left[carry_key(w, flow.shifted(b))] = there
+        if not drain:
+            with LAUNCHES:
+                outputs.update(pipeline.announcement.tell(outputs))
+        return outputs, left
 
     def _inputs(
         self,
+        pipeline: WorldLists,
         window: Window,
         inputs: Mapping[str, Any],
         carries: bool,
@@ -148,7 +183,7 @@ class StaleProgram(UnflushedProgram[WorldLists], CarriedCalls):
         lie: dict[tuple[int, Buffer], LaidOut],
     ) -> list[tuple[int, int, Buffer, Buffer]]:
         """Fills in what lies where when a window begins, but for what is carried; returns what is sent first."""
-        pipeline, flow = self.pipeline, self.windows.flow
+        flow = self.windows.flow
         copies: list[tuple[int, int, Buffer, Buffer]] = []
         for worker, buffers in enumerate(window.batch):
             lie.update({(worker, b): pipeline.maker.port_array(worker, b.value) for b in buffers})
@@ -182,43 +217,34 @@ class StaleProgram(UnflushedProgram[WorldLists], CarriedCalls):
                     copies += [(origin.worker, w, source, _later(Buffer(value.name, k), flow.lag)) for w in elsewhere]
         return copies
 
-    def _carried(
-        self,
-        window: Window,
-        carry: Mapping[str, Any],
-        start: dict[tuple[int, Buffer], Any],
-        lie: dict[tuple[int, Buffer], LaidOut],
-    ) -> None:
-        """Adds what the call before left under way."""
-        for worker, buffers in enumerate(window.starts):
-            for b in sorted(buffers):
-                key = carry_key(worker, b)
-                if key not in carry:
-                    raise lacking(key)
-                array = carry[key]
-                known = self.pipeline.ports.get((worker, b.value))
-                place = array.sharding if known is None else known[0].sharding(known[1])
-                lie[worker, b] = LaidOut(array.shape, dtype_name(array.dtype), place)
-                if worker in self.pipeline.workers_here:
-                    # Totals are written over, and a state may be used twice.
-                    safe = array if b.origin == NONE else jnp.copy(array)
-                    start[worker, b] = safe if safe.sharding == place else jax.device_put(safe, place)
 
-    def _left(self, window: Window, step: StepLists, workers: Mapping[int, Worker]) -> dict[str, Any]:
-        """The state under way behind a window, on every process; without data on processes that do not have it."""
-        flow = self.windows.flow
-        left = {}
-        for (worker, b), array in sorted(step.arrays.items(), key=lambda e: e[0]):
-            if b.value not in flow.dataflow.by_name or not flow.is_carried(b):
-                continue
-            after = flow.shifted(b)
-            if after in window.ends[worker]:
-                left[carry_key(worker, after)] = (
-                    workers[worker].arrays[b]
-                    if worker in workers
-                    else empty(array.shape, array.sharding, jax_dtype(array.dtype))
-                )
-        return left
+def _layouts(pipeline: WorldLists, window: Window, lie: Mapping[tuple[int, Buffer], LaidOut]) -> tuple[LaidOut, ...]:
+    """Layouts that the window does not say: of what is carried and no program reads."""
+    carried = ((w, b) for w, buffers in enumerate(window.starts) for b in sorted(buffers))
+    return tuple(lie[w, b] for w, b in carried if (w, b.value) not in pipeline.ports and (w, b) in lie)
+
+
+def _add_carried(
+    pipeline: WorldLists,
+    window: Window,
+    carry: Mapping[str, Any],
+    start: dict[tuple[int, Buffer], Any],
+    lie: dict[tuple[int, Buffer], LaidOut],
+) -> None:
+    """Adds what the call before left under way."""
+    for worker, buffers in enumerate(window.starts):
+        for b in sorted(buffers):
+            key = carry_key(worker, b)
+            if key not in carry:
+                raise lacking(key)
+            array = carry[key]
+            known = pipeline.ports.get((worker, b.value))
+            place = array.sharding if known is None else known[0].sharding(known[1])
+            lie[worker, b] = LaidOut(array.shape, dtype_name(array.dtype), place)
+            if worker in pipeline.workers_here:
+                # Totals are written over, and a state may be used twice.
+                safe = array if b.origin == NONE else jnp.copy(array)
+                start[worker, b] = safe if safe.sharding == place else jax.device_put(safe, place)
 
 
 def _later(buffer: Buffer, by: int) -> Buffer:
@@ -240,7 +266,7 @@ def load_stale(
         turn = Agreement.next(processes, f"the lists of {traced.graph.name}")
         turn.compare([])
         most = max(msgspec.json.decode(raw, type=int) for raw in turn.gather(msgspec.json.encode(most)))
-    return StaleProgram(pipeline, stale.windows, most)
+    return StaleProgram(pipeline, stale.windows, _OnLists(stale.windows), most)
 
 
 def _worker_bytes(pipeline: WorldLists, windows: Windows, stage: int) -> int:

@@ -2,66 +2,115 @@
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from autopar.errors import AutoparError
 from autopar.lower.split_layers import SplitStep
 from autopar.runtime.loaded import LoadedProgram, Shardings
 from autopar.schedule import Buffer, Dataflow, Work
+from autopar.schedule.memory import WorkerMemory
 from autopar.schedule.stale_flow import METRICS, SHARED, StaleFlow
 
 #: What is under way is under keys of stages, but for arguments of calls that later updates read.
 ARGUMENT = "argument/"
 
 T = TypeVar("T")
-P = TypeVar("P", bound=LoadedProgram)
 
 
-class CarriedCalls(abc.ABC):
-    """A loaded program whose calls hand on what is under way, in this process or on workers."""
+class PipelineStep(LoadedProgram, Protocol):
+    """A loaded pipeline whose lists, or orders, somebody else makes: in this process or on workers."""
 
     @property
-    @abc.abstractmethod
-    def entries(self) -> Sequence[Any]:
+    def entries(self) -> tuple[Any, ...]:
         """(shape, dtype, weak type) of each input."""
+        ...
 
-    @abc.abstractmethod
-    def call(self, placed: Sequence[Any], carry: Mapping[str, Any], calls: int) -> tuple[list[Any], dict[str, Any]]:
-        """Runs a call.
+    @property
+    def constants(self) -> tuple[Any, ...]:
+        """Arrays that the function closes over, placed: its last inputs."""
+        ...
 
-        Args:
-            placed: inputs as `place_all` made them.
-            carry: what the calls before left under way; empty before the first.
-            calls: their number.
+    @property
+    def split_step(self) -> SplitStep:
+        """Which inputs and outputs are in pieces."""
+        ...
 
-        Returns:
-            The results of the function, and what is under way now.
-        """
+    def inputs_of(self, leaves: Mapping[int, Any]) -> dict[int, Any]:
+        """Inputs of the lowered step by index, of some leaves by index."""
+        ...
 
-    @abc.abstractmethod
-    def drain(self, leaves: Sequence[Any], carry: Mapping[str, Any], calls: int) -> dict[int, Any]:
-        """Runs what is under way to its end.
+    def join(self, number: int, parts: Sequence[Any]) -> Any:
+        """A result of the function from its outputs of the lowered step."""
+        ...
 
-        Args:
-            leaves: of the state, the first inputs of the function.
-            carry: what is under way.
-            calls: number of calls so far, at least one.
+    def joined(self, outputs: Mapping[int, Any]) -> list[Any]:
+        """Results of the function from outputs of the lowered step by number."""
+        ...
 
-        Returns:
-            New leaves by number of the function's output.
-        """
 
-    @staticmethod
-    def refused(schedule: str) -> AutoparError:
-        """The error of a call that hands nothing on."""
-        return AutoparError(
-            f"a step with schedule {schedule} is called by the decorated function",
-            remedy="step(state, batch), and step.drain(state) at the end",
-        )
+@dataclass(frozen=True, eq=False)
+class OverAnother:
+    """A loaded program that runs another one, whose inputs and outputs are its own.
+
+    Args:
+        under: the other one.
+    """
+
+    under: PipelineStep
+
+    @property
+    def here(self) -> bool:
+        """Whether its devices are those of this process."""
+        return self.under.here
+
+    @property
+    def program(self) -> Shardings:
+        """Shardings of inputs and outputs."""
+        return self.under.program
+
+    @property
+    def donated(self) -> tuple[int, ...]:
+        """Indices of inputs whose buffers are given up: none, as versions of them are read later."""
+        return ()
+
+    @property
+    def executable(self) -> Any:
+        """Texts and memory of all programs."""
+        return self.under.executable
+
+    @property
+    def footprint_bytes(self) -> int:
+        """Bytes a device that it needs."""
+        return self.under.footprint_bytes
+
+    @property
+    def worker_memory(self) -> tuple[WorkerMemory, ...]:
+        """Bytes a device of each worker, in the order of the schedule's table; empty where they are not known."""
+        return self.under.worker_memory
+
+    def match(self, leaves: Sequence[Any]) -> list[Any] | None:
+        """``leaves`` placed, if their shapes and dtypes are those of the program; else None."""
+        return self.under.match(leaves)
+
+    def place_all(self, leaves: Sequence[Any]) -> list[Any]:
+        """The traced leaves of a call, each where the program has it first."""
+        return self.under.place_all(leaves)
+
+    def shard_all(self, leaves: Sequence[Any]) -> list[Any]:
+        """The traced leaves of a call where the program wants them."""
+        return self.under.shard_all(leaves)
+
+    def make(self, function: Callable[..., Sequence[Any]], arguments: Sequence[Any], inputs: range) -> list[Any]:
+        """See `autopar.runtime.loaded.LoadedProgram`."""
+        return self.under.make(function, arguments, inputs)
+
+    def timed(self, note: Callable[[Work, float], None]) -> Self:
+        """This program, with every part waited for."""
+        timed: Any = self.under.timed(note)  # of the same type
+        return dataclasses.replace(self, under=timed)
 
 
 def carry_key(worker: int, b: Buffer) -> str:
@@ -94,68 +143,6 @@ def arguments_of_updates(flow: StaleFlow, split_step: SplitStep, constants: int)
     refs = [flow.dataflow.by_name[n].ref for n in sorted(read)]
     named = [r.name for r in refs if r is not None and r.kind == "in"]
     return tuple(dict.fromkeys(n for n in named if n not in state and n not in constant))
-
-
-class OverAnother(abc.ABC):
-    """A loaded program that runs another one, whose inputs and outputs are its own."""
-
-    @property
-    @abc.abstractmethod
-    def under(self) -> LoadedProgram:
-        """The other one."""
-
-    @property
-    def here(self) -> bool:
-        """Whether its devices are those of this process."""
-        return self.under.here
-
-    @property
-    def program(self) -> Shardings:
-        """Shardings of inputs and outputs."""
-        return self.under.program
-
-    @property
-    def donated(self) -> tuple[int, ...]:
-        """Indices of inputs whose buffers are given up: none, as versions of them are read later."""
-        return ()
-
-    @property
-    def executable(self) -> Any:
-        """Texts and memory of all programs."""
-        return self.under.executable
-
-    def place_all(self, leaves: Sequence[Any]) -> list[Any]:
-        """The traced leaves of a call, each where the program has it first."""
-        return self.under.place_all(leaves)
-
-    def shard_all(self, leaves: Sequence[Any]) -> list[Any]:
-        """The traced leaves of a call where the program wants them."""
-        return self.under.shard_all(leaves)
-
-    def make(self, function: Callable[..., Sequence[Any]], arguments: Sequence[Any], inputs: range) -> list[Any]:
-        """See `autopar.runtime.loaded.LoadedProgram`."""
-        return self.under.make(function, arguments, inputs)
-
-
-@dataclass(frozen=True, eq=False)
-class UnflushedProgram(OverAnother, Generic[P]):
-    """A pipeline without a flush that is not on workers of Ray; see `autopar.runtime.loaded.LoadedProgram`.
-
-    Args:
-        pipeline: its programs, and where inputs and outputs lie.
-    """
-
-    pipeline: P
-
-    @property
-    def under(self) -> LoadedProgram:
-        """See `OverAnother.under`."""
-        return self.pipeline
-
-    def timed(self, note: Callable[[Work, float], None]) -> Self:
-        """This program, with every part waited for."""
-        timed: Any = self.pipeline.timed(note)  # of the same type
-        return dataclasses.replace(self, pipeline=timed)
 
 
 def outputs_of_updates(

@@ -27,7 +27,7 @@ _NAME = re.compile(r"ampnet(?:-k(\d+))?(?:-u(\d+))?")
 class AmpNet(Schedule):
     """Workers with queues that update on arrival (Gaunt et al., AMPNet, 2017, arXiv 1705.09786, section 3).
 
-    The order is made while it runs; the table is what it is where all passes take as long.
+    Workers decide the order at run time. The static table assumes that all passes take equally long.
 
     Args:
         max_active_keys: microbatches under way at once; None: as many as stages. 1 is one after the other.
@@ -100,6 +100,11 @@ class AmpFlow:
     def most_stale(self) -> int:
         """Updates of a stage between the two passes of a key, at most."""
         return math.ceil((self.most_active - 1) / self.update_every)
+
+    def received(self, kind: str, stage: int) -> tuple[str, ...]:
+        """Values of a microbatch that a pass of a stage takes of other stages."""
+        spec, writers = self.spec(kind, stage), self.dataflow.writers
+        return () if spec is None else tuple(n for n in spec.reads if n in writers and writers[n].stage != stage)
 
     def spec(self, kind: str, stage: int, part: int = 0) -> WorkSpec | None:
         """A work that reads or writes something; None where there is none."""

@@ -27,6 +27,7 @@ from autopar.schedule.instructions import (
     Send,
     Stash,
     WorkerProgram,
+    made_by,
 )
 from autopar.schedule.stale_flow import METRICS, SHARED, STATE, StaleFlow
 from autopar.schedule.table import Kind
@@ -47,6 +48,16 @@ class Window:
     starts: tuple[frozenset[Buffer], ...]
     batch: tuple[frozenset[Buffer], ...]
     ends: tuple[frozenset[Buffer], ...]
+
+    def left(self, flow: StaleFlow) -> list[tuple[int, Buffer]]:
+        """(worker, buffer) of what is left for the next call, in this call's names."""
+        lasting = [v for v in flow.dataflow.values if v.is_input and v.lifetime == "step"]
+        held = []
+        for w, program in enumerate(self.workers):
+            buffers = {Buffer(v.name) for v in lasting if w in v.stages} | self.starts[w] | self.batch[w]
+            buffers |= {b for i in program.instructions for b in made_by(i)}
+            held += [(w, b) for b in sorted(buffers) if flow.is_carried(b) and flow.shifted(b) in self.ends[w]]
+        return held
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,10 @@
-"""AMPNet: what threads did, replayed by one, and by an interpreter that knows nothing of stages' programs."""
+"""AMPNet: what threads did, replayed, and by an interpreter that knows nothing of stages' programs."""
 
 from __future__ import annotations
 
+import dataclasses
 import random
+import threading
 from collections import deque
 from types import SimpleNamespace
 
@@ -13,9 +15,10 @@ import pytest
 
 import autopar
 from autopar.errors import ScheduleError
-from autopar.runtime.amp_stage import AmpStage, choice, deliver
-from autopar.runtime.ampnet import AmpProgram, load_ampnet
-from autopar.schedule import Run, chain, get, parse_table, to_text
+from autopar.runtime.amp_stage import AmpStage, choice, run_stage
+from autopar.runtime.ampnet import AmpProgram, check_order, load_ampnet
+from autopar.runtime.transport import WorkerQueues
+from autopar.schedule import Run, Table, chain, get, parse_table, to_text
 from autopar.schedule.ampnet import AmpFlow, AmpNet
 from autopar.schedule.without_flush import check_flush
 from benchmarks.stale.tasks import digits
@@ -105,7 +108,10 @@ class Numbers:
     """A worker that computes nothing."""
 
     def __init__(self):
-        self.arrays = {}
+        self.arrays, self.placements = {}, {}
+
+    def finish(self):
+        pass
 
     def do(self, instruction):
         for b in instruction.writes if isinstance(instruction, Run) else ():
@@ -113,24 +119,29 @@ class Numbers:
         return ()
 
 
+def flow_of(stages, m, **options):
+    table = get("ampnet", **options).table(stages, m)
+    dataflow = chain(table)
+    own = {n: n for w in dataflow.works if w.work.kind == "update" for n in w.writes}
+    return AmpFlow.of(table.name, stages, m, dataflow, own)
+
+
 def test_no_gradient_is_older_than_the_bound_in_any_order():
     drawn, oldest = random.Random(3), {}
     for case in range(150):
         stages, every, active = drawn.randint(1, 5), drawn.randint(1, 4), drawn.randint(1, 9)
         m = every * drawn.randint(1, 6)
-        table = get("ampnet", max_active_keys=active, min_update_frequency=every).table(stages, m)
-        dataflow = chain(table)
-        own = {n: n for w in dataflow.works if w.work.kind == "update" for n in w.writes}
-        flow = AmpFlow.of(table.name, stages, m, dataflow, own)
+        flow = flow_of(stages, m, max_active_keys=active, min_update_frequency=every)
         assert (flow.most_active, flow.update_every) == (active, every)
         parts = [AmpStage(s, flow, Numbers()) for s in range(stages)]
         weights = [drawn.choice([1, 1, 30]) for _ in parts]
         while any(p.done < m for p in parts):
-            able = [p for p in parts if choice(flow, parts, p)]
+            able = [p for p in parts if choice(p)]
             assert able, "some stage can always go on"
             (part,) = drawn.choices(able, [weights[p.number] for p in able])
-            kind = choice(flow, parts, part)
-            deliver(parts, part.run(kind))
+            kind = choice(part)
+            for to, buffer, array in part.run(kind):
+                parts[to].worker.arrays[buffer] = array
             part.count(kind)
             assert max(p.begun for p in parts) - min(p.done for p in parts) <= active
         for part in parts:
@@ -144,6 +155,58 @@ def test_no_gradient_is_older_than_the_bound_in_any_order():
             assert max(ages) <= -(-(active - 1) // every), case
             oldest[active, every] = max(oldest.get((active, every), 0), max(ages))
     assert any(age == -(-(a - 1) // u) > 1 for (a, u), age in oldest.items()), "the bound is reached"
+
+
+def carried_out(flow, orders=None):
+    """The order of each stage in a call of threads that compute nothing."""
+    queues, done = WorkerQueues(), {}
+
+    def work(number):
+        stage = AmpStage(number, flow, Numbers())
+        done[number] = run_stage(stage, queues.link(number), lambda _: None, orders[number] if orders else "")
+
+    threads = [threading.Thread(target=work, args=(s,)) for s in range(flow.stages)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return tuple(done[s] for s in range(flow.stages))
+
+
+def changed(flow, kind, stage, **fields):
+    works = tuple(
+        dataclasses.replace(w, **{k: v(w) for k, v in fields.items()})
+        if (w.work.kind, w.work.stage) == (kind, stage)
+        else w
+        for w in flow.dataflow.works
+    )
+    return dataclasses.replace(flow, dataflow=dataclasses.replace(flow.dataflow, works=works))
+
+
+def test_a_stage_may_send_in_forward_and_in_backward_passes():
+    """Stage 1 sends stage 0 something in its forward pass that the backward pass of stage 0 takes, and a gradient."""
+    flow = flow_of(2, 6, max_active_keys=3)
+    value = dataclasses.replace(flow.dataflow.by_name[flow.spec("forward", 0).writes[0]], name="late", stages=(1, 0))
+    values = dataclasses.replace(flow.dataflow, values=(*flow.dataflow.values, value))
+    flow = dataclasses.replace(flow, dataflow=values)
+    flow = changed(flow, "forward", 1, writes=lambda w: (*w.writes, "late"))
+    flow = changed(flow, "backward", 0, reads=lambda w: (*w.reads, "late"))
+    assert AmpStage(0, flow, Numbers()).coming() == {1: 12}
+    orders = carried_out(flow)
+    assert carried_out(flow, orders) == orders
+    assert [sorted(o) for o in orders] == [sorted("FB" * 6)] * 2
+
+
+def test_an_order_that_cannot_be_is_refused_before_it_runs():
+    flow = flow_of(3, 4)
+    table = get("ampnet").table(3, 4)
+    check_order(flow, table)
+    with pytest.raises(ScheduleError, match="have to wait for ever"):
+        check_order(flow, Table(table.name, 3, 4, tuple(tuple(reversed(row)) for row in table.rows)))
+    with pytest.raises(ScheduleError, match="the step has 3 and 4"):
+        check_order(flow, get("ampnet").table(3, 8))
+    with pytest.raises(ScheduleError, match="the order has passes"):
+        run_stage(AmpStage(0, flow, Numbers()), WorkerQueues().link(0), lambda _: None, "FB")
 
 
 def test_an_error_in_a_stage_reaches_the_caller(x64, monkeypatch):

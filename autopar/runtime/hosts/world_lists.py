@@ -91,10 +91,6 @@ class WorldLists(LoadedPipeline):
         """The traced leaves of a call where the program wants them."""
         return [self._place(n, leaf, False) for n, leaf in enumerate(leaves)]
 
-    def shard_leading(self, leaves: Sequence[Any]) -> list[Any]:
-        """The first traced leaves where the program wants them."""
-        return [self._place(n, leaf, False) for n, leaf in enumerate(leaves)]
-
     def make(self, function: Callable[..., Sequence[Any]], arguments: Sequence[Any], inputs: range) -> list[Any]:
         """Results of ``function`` where the step's ``inputs`` lie."""
         return [self._place(n, a, False) for n, a in zip(inputs, function(*arguments), strict=True)]

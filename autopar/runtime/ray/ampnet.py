@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -13,44 +12,14 @@ from autopar.errors import ScheduleError
 from autopar.frontend import Traced
 from autopar.lower.pipeline.ampnet import AmpPipeline
 from autopar.lower.split_layers import SplitStep
-from autopar.runtime.amp_worker import KINDS, LETTERS, check_workers
-from autopar.runtime.ordered import OrderedCalls, check_order
+from autopar.runtime.ampnet import AmpProgram
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.runtime.ray.pipeline import RemotePipeline
 from autopar.runtime.ray.program import RemoteProgram, deployment_of, load_program
 from autopar.runtime.ray.source import Pipelined, Result, placement_text, places_of_inputs
 from autopar.runtime.without_flush import outputs_of_updates
-from autopar.schedule import Apply, Instruction, Program, Run, Table, Task
-
-
-@dataclass(frozen=True, eq=False)
-class RemoteAmpProgram(RemoteProgram, OrderedCalls):
-    """AMPNet whose workers are ready; see `autopar.runtime.loaded.LoadedProgram`."""
-
-    @property
-    def orders(self) -> Sequence[Table]:
-        """The order of the last call; nothing before the first."""
-        orders, table = self.runtime.orders, self.runtime.source.program.table
-        if not any(orders):
-            return ()
-        rows = tuple(_row(stage, order) for stage, order in enumerate(orders))
-        return (Table(table.name, table.num_stages, table.num_microbatches, rows),)
-
-    def replay(self, placed: Sequence[Any], order: Table) -> Sequence[Any]:
-        """See `OrderedCalls.replay`."""
-        table = self.runtime.source.program.table
-        check_order(order, table.num_stages, table.num_microbatches)
-        orders = tuple("".join(LETTERS[task.kind] for task in row) for row in order.rows)
-        return self.joined(self.runtime.step(self.inputs(placed), orders=orders))
-
-
-def _row(stage: int, order: str) -> tuple[Task, ...]:
-    count = dict.fromkeys(KINDS, 0)
-    row = []
-    for letter in order:
-        row.append(Task(KINDS[letter], stage, count[letter]))
-        count[letter] += 1
-    return tuple(row)
+from autopar.schedule import Apply, Instruction, Program, Run
+from autopar.schedule.ampnet import AmpFlow
 
 
 def amp_source(split_step: SplitStep, amp: AmpPipeline) -> Pipelined:
@@ -59,11 +28,7 @@ def amp_source(split_step: SplitStep, amp: AmpPipeline) -> Pipelined:
     Args:
         split_step: the step as it was lowered.
         amp: its programs and what they carry out.
-
-    Raises:
-        ScheduleError: stages on workers of their own could not carry it out, see `check_workers`.
     """
-    check_workers(amp.flow)
     lowered, flow, graph = amp.pipeline, amp.flow, split_step.step.graph
     axes = tuple(lowered.mesh_axes(s) for s in range(lowered.plan.num_stages))
     # The lists say who sends to whom; what they give up, a pass in another order may still read.
@@ -95,14 +60,14 @@ def load_remote_ampnet(
     amp: AmpPipeline,
     cluster: RayCluster,
     progress: Callable[[str], None] | None = None,
-) -> RemoteAmpProgram:
+) -> AmpProgram:
     """Starts workers for AMPNet and compiles it there; other arguments are those of `load_remote`.
 
     Args:
         amp: its programs and what they carry out.
 
     Raises:
-        ScheduleError: a worker has several processes, workers form one world, or see `amp_source`.
+        ScheduleError: a worker has several processes, or workers form one world.
         ClusterError: the cluster has not as many devices as the plan wants, or workers do not start.
     """
     deployment = deployment_of(amp_source(split_step, amp), amp.pipeline, cluster)
@@ -121,4 +86,12 @@ def load_remote_ampnet(
     runtime = RemotePipeline(cluster.workers, deployment, progress)
     runtime.load()
     program = load_program(traced, split_step, runtime, ())
-    return RemoteAmpProgram(**{f.name: getattr(program, f.name) for f in dataclasses.fields(program)})
+    return AmpProgram(program, amp.pipeline.table.name, amp.flow, _on_workers)
+
+
+def _on_workers(
+    program: RemoteProgram, flow: AmpFlow, placed: Sequence[Any], orders: tuple[str, ...]
+) -> tuple[Sequence[Any], tuple[str, ...]]:
+    """Runs a call; its results are handles."""
+    results = program.runtime.step(program.inputs(placed), orders=orders)
+    return program.joined(dict(enumerate(results))), program.runtime.orders

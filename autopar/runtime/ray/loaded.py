@@ -10,10 +10,10 @@ from jax.sharding import Mesh, NamedSharding
 
 from autopar.lower.hosted import check_pinned
 from autopar.lower.pipeline.exported import ExportedProgram, compile_program, mesh_of
-from autopar.runtime.amp_stage import AmpStage
-from autopar.runtime.amp_worker import run_stage
+from autopar.runtime.amp_stage import AmpStage, run_stage
 from autopar.runtime.interpreter import After, Before, Ready, Worker
 from autopar.runtime.transport import WorkerLink
+from autopar.runtime.transport.base import ArrivalLink
 from autopar.runtime.transport.world import WorldLink
 from autopar.schedule import Apply, Buffer, Instruction, Recv, Run, Send, Work
 from autopar.schedule.ampnet import AmpFlow
@@ -58,7 +58,8 @@ class LoadedFunction:
                 self.link.end()
             return worker, ""
         flow, stage = self.amp
-        return worker, run_stage(AmpStage(stage, flow, worker), self.link, self.placements, before, order)
+        assert isinstance(self.link, ArrivalLink), "a world has no AMPNet: see `load_remote_ampnet`"
+        return worker, run_stage(AmpStage(stage, flow, worker), self.link, before, order)
 
     def is_slow(self, index: int) -> bool:
         """Whether an instruction may take time."""

@@ -183,7 +183,7 @@ class StepRequest(msgspec.Struct, frozen=True):
         deadline_s: seconds that it may take.
         timed: whether times of instructions are measured, for which the worker waits for every program.
         tell_size: results of up to this many elements are told with the answer.
-        order: of AMPNet's passes, see `autopar.runtime.amp_worker`; empty leaves it to what arrives.
+        order: of AMPNet's passes, see `autopar.runtime.amp_stage`; empty leaves it to what arrives.
     """
 
     function: int

@@ -151,7 +151,7 @@ class RemoteProgram:
         """
         results = self.runtime.step(self.inputs(placed), timed=timed)
         give_up(leaves, self.donated)
-        return self.joined(results)
+        return self.joined(dict(enumerate(results)))
 
     def inputs(self, placed: Sequence[Any]) -> list[Any]:
         """Inputs of the lowered step: those that `place_all` made, and constants."""
@@ -166,13 +166,12 @@ class RemoteProgram:
             for i, piece in zip(self.split_step.inputs[n], self._groups_of_leaf(n, leaf), strict=True)
         }
 
-    @property
-    def constants_by_index(self) -> dict[int, Any]:
-        """Arrays that the function closes over, by the index of their leaf."""
-        return dict(enumerate(self.constants, len(self.split_step.inputs) - len(self.constants)))
+    def join(self, number: int, parts: Sequence[Any]) -> Any:
+        """A handle to a result from those of its outputs of the lowered step."""
+        return joined_parts(parts)
 
-    def joined(self, outputs: Sequence[Any]) -> list[Any]:
-        """Results of the function from handles to outputs of the lowered step."""
+    def joined(self, outputs: Mapping[int, Any]) -> list[Any]:
+        """Results of the function from handles to outputs of the lowered step by number."""
         return [joined_parts([outputs[i] for i in at]) for at in self.split_step.outputs]
 
     def timed(self, note: Callable[[Work, float], None]) -> RemoteProgram:

@@ -1,117 +1,148 @@
-"""A pipeline without a flush on workers: each call is a step of lists of its own, of the same programs."""
+"""A pipeline without a flush on workers: each call is a step of lists of its own, of the same programs.
+
+What is under way between calls is an input and a result of these steps. `load_remote_stale` makes the program.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from autopar.frontend import Traced
+from autopar.ir import Input, TensorType
+from autopar.lower.pipeline.ports import Port
 from autopar.lower.pipeline.stale import StalePipeline
 from autopar.lower.split_layers import SplitStep
-from autopar.runtime.loaded import LoadedProgram
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.runtime.ray.pipeline import RemotePipeline
-from autopar.runtime.ray.program import RemoteProgram, deployment_of, joined_parts, load_program
-from autopar.runtime.ray.windows import WindowSource, WindowSources
-from autopar.runtime.without_flush import ARGUMENT, CarriedCalls, OverAnother, arguments_of_updates, lacking
-from autopar.schedule import Work
-from autopar.schedule.memory import WorkerMemory
+from autopar.runtime.ray.program import RemoteProgram, deployment_of, load_program
+from autopar.runtime.ray.source import ArrayPlace, Pipelined, Result, placement_text
+from autopar.runtime.stale import StaleProgram
+from autopar.runtime.without_flush import carry_key, lacking, outputs_of_updates
+from autopar.schedule import Buffer, Program
+from autopar.schedule.stale import Window
 
 
 @dataclass(frozen=True, eq=False)
-class _Window:
-    """A call or a drain that is loaded on the workers."""
-
-    content: WindowSource
-    pipeline: RemotePipeline
-
-    def run(self, inputs: Mapping[int, Any], carry: Mapping[str, Any]) -> tuple[dict[int, Any], dict[str, Any]]:
-        """Outputs by number and what is under way, from inputs of the lowered step and what was under way."""
-        for key in self.content.carried:
-            if key not in carry:
-                raise lacking(key)
-        values = [*(inputs[n] for n in self.content.reads), *(carry[key] for key in self.content.carried)]
-        results = self.pipeline.step(values)
-        count = len(self.content.outputs)
-        outputs = dict(zip(self.content.outputs, results, strict=False))
-        return outputs, dict(zip(self.content.left, results[count:], strict=True))
-
-
-@dataclass(frozen=True, eq=False)
-class RemoteStaleProgram(OverAnother, CarriedCalls):
-    """A pipeline without a flush whose workers are ready; see `autopar.runtime.loaded.LoadedProgram`.
+class WindowSource:
+    """The lists of one call, or of a drain, as a step.
 
     Args:
-        first: the first call, which puts and makes the arrays of all.
-        stale: the lists.
-        load: loads the lists of a call or a drain.
-        windows: those that are loaded, by whether they are drains, and number.
+        source: the step: its inputs are those of the lowered step that it reads, then what is under way; its results
+            are outputs, then what is under way at its end.
+        reads: indices of inputs of the lowered step.
+        carried: keys of what is under way before.
+        outputs: numbers of outputs of the lowered step.
+        left: keys of what is under way afterwards.
     """
 
-    first: RemoteProgram
+    source: Pipelined
+    reads: tuple[int, ...]
+    carried: tuple[str, ...]
+    outputs: tuple[int, ...]
+    left: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _OnWorkers:
+    """Windows of a pipeline as steps of workers, which are loaded when they are first run.
+
+    Args:
+        stale: the lists.
+        inputs: of the lowered step.
+        axes: mesh axes of each stage.
+        load: loads a step.
+        loaded: those that are, by number of calls and whether they are drains.
+    """
+
     stale: StalePipeline
-    load: Callable[[bool, int], _Window]
-    windows: dict[tuple[bool, int], _Window] = field(default_factory=dict)
+    inputs: tuple[Input, ...]
+    axes: tuple[tuple[tuple[str, int], ...], ...]
+    load: Callable[[Pipelined], RemotePipeline]
+    loaded: dict[tuple[int, bool], tuple[WindowSource, RemotePipeline]] = field(default_factory=dict)
 
-    @property
-    def under(self) -> LoadedProgram:
-        """See `OverAnother.under`."""
-        return self.first
+    def __call__(
+        self, program: RemoteProgram, inputs: Mapping[str, Any], carry: Mapping[str, Any], calls: int, drain: bool
+    ) -> tuple[dict[int, Any], dict[str, Any]]:
+        """See `autopar.runtime.stale.Carry`; what it returns are handles."""
+        content, pipeline = self.window(calls, drain)
+        for key in content.carried:
+            if key not in carry:
+                raise lacking(key)
+        names = [self.inputs[n].name for n in content.reads]
+        results = pipeline.step([*(inputs[n] for n in names), *(carry[key] for key in content.carried)])
+        count = len(content.outputs)
+        return dict(zip(content.outputs, results, strict=False)), dict(zip(content.left, results[count:], strict=True))
 
-    @property
-    def worker_memory(self) -> tuple[WorkerMemory, ...]:
-        """None: it is not known here."""
-        return ()
+    def window(self, calls: int, drain: bool) -> tuple[WindowSource, RemotePipeline]:
+        """A call or a drain, loaded. The first call reads all inputs: its indices are those of the lowered step."""
+        windows = self.stale.windows
+        at = min(calls, len(windows.drains) if drain else len(windows.calls) - 1), drain
+        if at not in self.loaded:
+            content = self._source((windows.drain if drain else windows.call)(calls), not calls, not drain)
+            self.loaded[at] = content, self.load(content.source)
+        return self.loaded[at]
 
-    @property
-    def footprint_bytes(self) -> int:
-        """Bytes a device that the program with the largest arguments, results and temporaries needs."""
-        return self.first.footprint_bytes
+    @cached_property
+    def _ports(self) -> Mapping[tuple[int, str], Port]:
+        """Ports of programs, by stage and name."""
+        programs = self.stale.pipeline.programs
+        ports = {(p.work.stage, port.name): port for p in programs for port in p.results}
+        return ports | {(p.work.stage, port.name): port for p in programs for port in p.reads}
 
-    @property
-    def entries(self) -> Sequence[Any]:
-        """(shape, dtype, weak type) of each input."""
-        return self.first.entries
+    def _type(self, worker: int, name: str) -> TensorType:
+        port = self._ports[worker, name]
+        return replace(port.type, shape=port.shape(dict(self.axes[worker])))
 
-    def match(self, leaves: Sequence[Any]) -> list[Any] | None:
-        """None: every call says what is under way."""
-        return None
+    def _source(self, window: Window, begins: bool, metrics: bool) -> WindowSource:
+        flow, pipeline = self.stale.windows.flow, self.stale.pipeline
+        given = list(self._given(window, begins))
+        reads = tuple(range(len(self.inputs))) if begins else tuple(sorted({p.index for _, p in given}))
+        index = {n: at for at, n in enumerate(reads)}
+        places: list[list[ArrayPlace]] = [[] for _ in window.workers]
+        for worker, place in given:
+            places[worker].append(replace(place, index=index[place.index]))
+        inputs = [self.inputs[n] for n in reads]
+        carried: list[str] = []
+        for worker, buffers in enumerate(() if begins else window.starts):
+            for b in sorted(buffers):
+                places[worker].append(ArrayPlace(b.value, len(inputs), buffer=b))
+                carried.append(carry_key(worker, b))
+                inputs.append(Input(carried[-1], self._type(worker, b.value)))
+        updated = outputs_of_updates(flow.dataflow, flow.replaces, lambda s, b: (s, b), metrics=metrics)
+        ends = window.left(flow)
+        results = [self._result(*updated[n]) for n in sorted(updated)] + [self._result(w, b) for w, b in ends]
+        program = Program(pipeline.table, flow.dataflow, window.workers)
+        batch = pipeline.map.microbatching.batch
+        source = Pipelined(
+            program, pipeline.programs, self.axes, tuple(inputs), batch, tuple(map(tuple, places)), tuple(results)
+        )
+        return WindowSource(
+            source, reads, tuple(carried), tuple(sorted(updated)), tuple(carry_key(w, flow.shifted(b)) for w, b in ends)
+        )
 
-    def run(self, placed: list[Any], leaves: Sequence[Any]) -> Sequence[Any]:
-        """Refuses: what is under way would be lost. See `call`."""
-        raise self.refused(self.stale.windows.flow.versions.name)
+    def _given(self, window: Window, begins: bool) -> Iterator[tuple[int, ArrayPlace]]:
+        """(worker, place) of what the caller's arguments are."""
+        flow = self.stale.windows.flow
+        index = {i.name: n for n, i in enumerate(self.inputs)}
+        batch = self.stale.pipeline.map.microbatching.batch
+        for value in flow.dataflow.values:
+            if not value.is_input or value.ref is None:
+                continue
+            n = index[value.ref.name]
+            if value.ref.kind == "in":
+                if begins or not flow.is_carried(Buffer(value.name)):
+                    yield from ((s, ArrayPlace(value.name, n)) for s in value.stages)
+            elif any(window.batch):
+                numbers = tuple(range(flow.microbatches))
+                place = ArrayPlace(value.name, n, numbers, batch[value.ref.name], first=flow.lag)
+                yield from ((s, place) for s in value.stages)
 
-    def timed(self, note: Callable[[Work, float], None]) -> RemoteStaleProgram:
-        """This program: workers keep the seconds of their instructions themselves."""
-        return self
-
-    def call(self, placed: Sequence[Any], carry: Mapping[str, Any], calls: int) -> tuple[list[Any], dict[str, Any]]:
-        """See `CarriedCalls.call`; results and what is under way are handles."""
-        inputs = dict(enumerate(self.first.inputs(placed)))
-        window = self._window(False, min(calls, len(self.stale.windows.calls) - 1))
-        outputs, left = window.run(inputs, carry)
-        index = {i.name: n for n, i in enumerate(self.first.split_step.step.graph.inputs)}
-        left |= {ARGUMENT + n: inputs[index[n]] for n in self._arguments()}
-        return self.first.joined([outputs[n] for n in range(len(outputs))]), left
-
-    def drain(self, leaves: Sequence[Any], carry: Mapping[str, Any], calls: int) -> dict[int, Any]:
-        """See `CarriedCalls.drain`."""
-        first = self.first
-        index = {i.name: n for n, i in enumerate(first.split_step.step.graph.inputs)}
-        inputs = first.inputs_of(dict(enumerate(first.place_all(leaves))) | first.constants_by_index)
-        inputs |= {index[k.removeprefix(ARGUMENT)]: a for k, a in carry.items() if k.startswith(ARGUMENT)}
-        outputs, _ = self._window(True, min(calls, len(self.stale.windows.drains))).run(inputs, carry)
-        whole = {n: at for n, at in enumerate(first.split_step.outputs) if all(i in outputs for i in at)}
-        return {n: joined_parts([outputs[i] for i in at]) for n, at in whole.items()}
-
-    def _arguments(self) -> tuple[str, ...]:
-        return arguments_of_updates(self.stale.windows.flow, self.first.split_step, len(self.first.constants))
-
-    def _window(self, drain: bool, number: int) -> _Window:
-        if (drain, number) not in self.windows:
-            self.windows[drain, number] = self.load(drain, number)
-        return self.windows[drain, number]
+    def _result(self, worker: int, b: Buffer) -> Result:
+        text = placement_text(worker, self.axes[worker], self._ports[worker, b.value])
+        return Result(worker, b, self._type(worker, b.value), text)
 
 
 def load_remote_stale(
@@ -120,7 +151,7 @@ def load_remote_stale(
     stale: StalePipeline,
     cluster: RayCluster,
     progress: Callable[[str], None] | None = None,
-) -> RemoteStaleProgram:
+) -> StaleProgram:
     """Starts workers for a pipeline without a flush and compiles it there; other calls are compiled when they come.
 
     Args:
@@ -135,16 +166,12 @@ def load_remote_stale(
     """
     lowered = stale.pipeline
     axes = tuple(lowered.mesh_axes(s) for s in range(lowered.plan.num_stages))
-    sources = WindowSources(stale, split_step.step.graph.inputs, axes)
 
-    def loaded(content: WindowSource) -> _Window:
-        runtime = RemotePipeline(cluster.workers, deployment_of(content.source, lowered, cluster), progress)
+    def load(source: Pipelined) -> RemotePipeline:
+        runtime = RemotePipeline(cluster.workers, deployment_of(source, lowered, cluster), progress)
         runtime.load()
-        return _Window(content, runtime)
+        return runtime
 
-    def load(drain: bool, number: int) -> _Window:
-        return loaded(sources.drain(number) if drain else sources.call(number))
-
-    first = loaded(sources.call(0))
-    program = load_program(traced, split_step, first.pipeline, ())
-    return RemoteStaleProgram(program, stale, load, {(False, 0): first})
+    windows = _OnWorkers(stale, split_step.step.graph.inputs, axes, load)
+    _, first = windows.window(0, False)  # puts and makes the arrays of all
+    return StaleProgram(load_program(traced, split_step, first, ()), stale.windows, windows)

@@ -83,3 +83,11 @@ class WorkerLink(ABC):
             SilentPeerError: nothing came until the deadline.
             ScheduleError: something else came.
         """
+
+
+class ArrivalLink(WorkerLink):
+    """Connections of a worker that takes what has arrived, in whatever order others send it."""
+
+    @abstractmethod
+    def next_tag(self, source: int) -> int:
+        """The tag of the next array that ``source`` sent; waits, and fails, as `receive` does."""

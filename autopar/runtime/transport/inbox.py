@@ -63,6 +63,11 @@ class Inbox:
             self._error = self._error or EOFError("the connection was closed")
             self._changed.notify_all()
 
+    def next_tag(self, step: int, from_s: float, until_s: float) -> int:
+        """The tag of the frame that `take` would return; arguments and errors are its own."""
+        with self._changed:
+            return self._next(step, from_s, until_s).tag
+
     def take(self, step: int, from_s: float, until_s: float) -> Frame:
         """The next frame of a step; older ones are dropped.
 
@@ -78,21 +83,25 @@ class Inbox:
             ScheduleError: a frame of a later step came.
         """
         with self._changed:
-            while True:
-                self._drop_older(step)
-                if self._frames:
-                    if self._frames[0].step > step:
-                        raise ScheduleError(f"worker {self._source} sent step {self._frames[0].step} in step {step}")
-                    self._changed.notify_all()
-                    return self._frames.popleft()
-                if self._error is not None:
-                    raise PeerLostError(self._source, str(self._error)) from self._error
-                if self._aborted >= step:
-                    raise StepAbortedError(step)
-                left = until_s - time.monotonic()
-                if left <= 0:
-                    raise SilentPeerError(self._source, time.monotonic() - from_s)
-                self._changed.wait(left)
+            self._next(step, from_s, until_s)
+            self._changed.notify_all()
+            return self._frames.popleft()
+
+    def _next(self, step: int, from_s: float, until_s: float) -> Frame:
+        while True:
+            self._drop_older(step)
+            if self._frames:
+                if self._frames[0].step > step:
+                    raise ScheduleError(f"worker {self._source} sent step {self._frames[0].step} in step {step}")
+                return self._frames[0]
+            if self._error is not None:
+                raise PeerLostError(self._source, str(self._error)) from self._error
+            if self._aborted >= step:
+                raise StepAbortedError(step)
+            left = until_s - time.monotonic()
+            if left <= 0:
+                raise SilentPeerError(self._source, time.monotonic() - from_s)
+            self._changed.wait(left)
 
     def _drop_older(self, step: int) -> None:
         while self._frames and self._frames[0].step < step:

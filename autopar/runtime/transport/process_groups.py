@@ -9,7 +9,7 @@ from typing import Any
 
 from jax.sharding import NamedSharding
 
-from autopar.runtime.transport.base import WorkerLink
+from autopar.runtime.transport.base import ArrivalLink
 from autopar.runtime.transport.shards import ShardLayout
 from autopar.runtime.transport.sockets import SocketLink
 
@@ -53,7 +53,7 @@ class ProcessGroups:
         return tuple(p for p in self.members(self.workers[process]) if p != process)
 
 
-class GroupLink(WorkerLink):
+class GroupLink(ArrivalLink):
     """One process's part of its worker's connections.
 
     Every process of the sender writes to every process of the receiver once for each array: those of its pieces that
@@ -91,6 +91,10 @@ class GroupLink(WorkerLink):
         """See `WorkerLink.wait_any`, by the first process of each."""
         first = {self._groups.members(source).start: source for source in sources}
         return first[self._link.wait_any(list(first))]
+
+    def next_tag(self, source: int) -> int:
+        """See `ArrivalLink.next_tag`, by the first process."""
+        return self._link.next_tag(self._groups.members(source).start)
 
     def receive(self, source: int, tag: int, sharding: NamedSharding | None) -> Any:
         """See `WorkerLink.receive`."""

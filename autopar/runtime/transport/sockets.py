@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import jax
 from jax.sharding import NamedSharding
 
-from autopar.runtime.transport.base import POLL_S, PeerLostError, SilentPeerError, WorkerLink
+from autopar.runtime.transport.base import POLL_S, ArrivalLink, PeerLostError, SilentPeerError
 from autopar.runtime.transport.channels import Credentials, Listener, dial, shut
 from autopar.runtime.transport.direct import Offered, Received, Transfers, merged
 from autopar.runtime.transport.frames import read_exactly, read_frame, write_frame, write_offer
@@ -34,7 +34,7 @@ _LOOK_S = 0.0002
 Boxes: TypeAlias = Callable[[Sequence[int]], Sequence[Box]]
 
 
-class SocketLink(WorkerLink):
+class SocketLink(ArrivalLink):
     """A worker's connections over TCP.
 
     Args:
@@ -115,6 +115,10 @@ class SocketLink(WorkerLink):
                     return source
             time.sleep(POLL_S)
         return sources[0]
+
+    def next_tag(self, source: int) -> int:
+        """See `ArrivalLink.next_tag`."""
+        return self._inbox(source).next_tag(self._step, self._waited_from, self._deadline)
 
     @property
     def queued(self) -> int:

@@ -106,6 +106,6 @@ def unlimited_look(problem: Problem, sharding_problem: ShardingProblem, cutoff_s
 
     def look(meter: Meter) -> Solution | None:
         free = replace(sharding_problem.problem, limit_bytes=None, meter=meter)
-        return first_look(free, Goal(PLAN_GAP, cutoff_s))
+        return first_look(free, Goal(PLAN_GAP, cutoff_s, alone=problem.is_alone))
 
-    return without_room(problem, "look", (sharding_problem.mesh, cutoff_s), look)
+    return without_room(problem, "look", (sharding_problem.mesh, cutoff_s, problem.is_alone), look)

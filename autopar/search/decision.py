@@ -200,7 +200,7 @@ class Decision:
                 return Expansion(regions=(self._stages(None),))  # its error says why there are none
             return Expansion(regions=regions)
 
-        least_s, relaxation = self._bound_s(several=True), self._work
+        least_s, relaxation = self._bound_of_several_s(only_without), self._work
         region = Region("pipeline", self._numbers(None))
         return OpenRegion(region, expand, relaxation, least_s, least_s, only_without=only_without)
 
@@ -330,8 +330,9 @@ class Decision:
             return plan if isinstance(plan, Bounded) else Expansion(plan)
 
         region = Region("branches", self._numbers(self.problem.job.num_stages))
-        least_s, relaxation = self._bound_s(several=True), self._work
-        return OpenRegion(region, expand, relaxation, least_s, least_s, only_without=self._without_overlap())
+        without, relaxation = self._without_overlap(), self._work
+        least_s = self._bound_of_several_s(without)
+        return OpenRegion(region, expand, relaxation, least_s, least_s, only_without=without)
 
     def _numbers(self, stages: int | None) -> tuple[tuple[int, int], ...]:
         """The range of a number of stages; of all where it is None."""
@@ -372,6 +373,10 @@ class Decision:
         if not trains(self.problem):
             return Bounded("without a backward pass the caller waits for each step")
         return None
+
+    def _bound_of_several_s(self, only_without: Outcome | None) -> float:
+        """`_bound_s` of several stages; 0 where any plan closes their region, as nobody then reads it."""
+        return self._bound_s(several=True) if only_without is None else 0.0
 
     def _bound_s(self, *, several: bool) -> float:
         """Seconds that no plan of one stage, or of several, is below."""

@@ -199,7 +199,7 @@ def solve_mesh(
         seed=problem.solving.seed,
         known=known,
         binds=binds,
-        goal=Goal(gap, cutoff_s),
+        goal=Goal(gap, cutoff_s, alone=problem.is_alone),
     )
 
 

@@ -124,6 +124,13 @@ class Problem:
         """Bytes that a plan may use on a device."""
         return self.job.memory_limit_bytes or self.cluster.memory_bytes
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether few integer programs are solved: of one stage with ample memory, on CPUs of one node, where stages in
+        one process do not overlap."""
+        on_cpus = all("cpu" in d.jax_kinds for d in self.cluster.device_types)
+        return self.subproblem.ample_memory and self.cluster.num_nodes == 1 and on_cpus
+
     def offer(self, plan: Plan) -> None:
         """Takes note of a whole plan, for a search that ends early."""
         if self.anytime is not None:

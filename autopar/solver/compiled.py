@@ -15,8 +15,10 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.solver import plain
 from autopar.solver.kernel_cache import KernelCache, kernel_folder, package_folder, source_hash
 from autopar.solver.problem import Array
+from autopar.solver.sweeping import Sweep, sweeping
 
 Function = TypeVar("Function", bound=Callable[..., object])
 
@@ -57,10 +59,6 @@ def _least_sums(vector: Array, table: Array, out: Array) -> None:
             out[j] = min(out[j], add + table[at + j])
 
 
-def _least_sums_numpy(vector: Array, table: Array, out: Array) -> None:
-    np.min(vector[:, None] + table.reshape(vector.size, out.size), axis=0, out=out)
-
-
 def _least_of_rows(vector: Array, table: Array, add_to: Array, row: NDArray[np.int64]) -> None:
     size = vector.size
     for j in range(add_to.size):
@@ -74,19 +72,9 @@ def _least_of_rows(vector: Array, table: Array, add_to: Array, row: NDArray[np.i
         row[j] = best
 
 
-def _least_of_rows_numpy(vector: Array, table: Array, add_to: Array, row: NDArray[np.int64]) -> None:
-    total = table.reshape(add_to.size, vector.size) + vector
-    row[:] = total.argmin(axis=1)
-    add_to += total.min(axis=1)
-
-
 def _add(out: Array, row: Array) -> None:
     for i in range(out.size):
         out[i] += row[i]
-
-
-def _add_numpy(out: Array, row: Array) -> None:
-    out += row
 
 
 def _add_scaled(out: Array, row: Array, factor: float) -> None:
@@ -94,26 +82,14 @@ def _add_scaled(out: Array, row: Array, factor: float) -> None:
         out[i] += factor * row[i]
 
 
-def _add_scaled_numpy(out: Array, row: Array, factor: float) -> None:
-    out[: row.size] += factor * row
-
-
 def _put(out: Array, row: Array) -> None:
     for i in range(row.size):
         out[i] = row[i]
 
 
-def _put_numpy(out: Array, row: Array) -> None:
-    out[: row.size] = row
-
-
 def _raise_to(out: Array, row: Array, more: float) -> None:
     for i in range(out.size):
         out[i] = max(out[i], row[i] + more)
-
-
-def _raise_to_numpy(out: Array, row: Array, more: float) -> None:
-    np.maximum(out, row + more, out=out)
 
 
 def _first_least(row: Array) -> int:
@@ -122,10 +98,6 @@ def _first_least(row: Array) -> int:
         if row[i] < row[at]:
             at = i
     return at
-
-
-def _first_least_numpy(row: Array) -> int:
-    return int(row.argmin())
 
 
 def _least_differences(costs: Array, add_to: Array) -> None:
@@ -171,40 +143,35 @@ def _least_products(left: Array, right: Array) -> Array:
     return out
 
 
-def _least_differences_numpy(costs: Array, add_to: Array) -> None:
-    with np.errstate(invalid="ignore"):
-        add_to += np.fmin.reduce(costs[:, None, :] - costs[None, :, :], axis=2)
-
-
 #: ``out[j] = min_i (own[i] + table[i, j])`` for a table laid out row by row.
-least_sums: Callable[[Array, Array, Array], None] = compiled(_least_sums) if COMPILED else _least_sums_numpy
+least_sums: Callable[[Array, Array, Array], None] = compiled(_least_sums) if COMPILED else plain.least_sums
 
 #: ``add_to[j] += min_i (own[i] + table[j, i])``, and in ``row`` the first i that attains it.
 least_of_rows: Callable[[Array, Array, Array, NDArray[np.int64]], None] = (
-    compiled(_least_of_rows) if COMPILED else _least_of_rows_numpy
+    compiled(_least_of_rows) if COMPILED else plain.least_of_rows
 )
 
 # Whole arrays are added and copied by these loops: numba takes seconds to compile what it does for slices, for the text
 # of the error where their lengths differ. Each is compiled once for all who call it.
 
 #: ``out += row``, of equal lengths.
-add: Callable[[Array, Array], None] = compiled(_add) if COMPILED else _add_numpy
+add: Callable[[Array, Array], None] = compiled(_add) if COMPILED else plain.add
 
 #: ``out += factor * row``, of the first elements of ``out``.
-add_scaled: Callable[[Array, Array, float], None] = compiled(_add_scaled) if COMPILED else _add_scaled_numpy
+add_scaled: Callable[[Array, Array, float], None] = compiled(_add_scaled) if COMPILED else plain.add_scaled
 
 #: ``out = row``, of the first elements of ``out``.
-put: Callable[[Array, Array], None] = compiled(_put) if COMPILED else _put_numpy
+put: Callable[[Array, Array], None] = compiled(_put) if COMPILED else plain.put
 
 #: ``out = maximum(out, row + more)``, of equal lengths.
-raise_to: Callable[[Array, Array, float], None] = compiled(_raise_to) if COMPILED else _raise_to_numpy
+raise_to: Callable[[Array, Array, float], None] = compiled(_raise_to) if COMPILED else plain.raise_to
 
 #: Where the least element is; the first of several.
-first_least: Callable[[Array], int] = compiled(_first_least) if COMPILED else _first_least_numpy
+first_least: Callable[[Array], int] = compiled(_first_least) if COMPILED else plain.first_least
 
 #: ``add_to[k, i] += min_j (costs[k, j] - costs[i, j])``, over all j at which one of the two is finite.
 least_differences: Callable[[Array, Array], None] = (
-    compiled(_least_differences) if COMPILED else _least_differences_numpy
+    compiled(_least_differences) if COMPILED else plain.least_differences
 )
 
 #: Whether a matrix has inf, or is no row term plus column term; None without numba.
@@ -212,3 +179,6 @@ is_no_sum: Callable[[Array, float], bool] | None = compiled(_is_no_sum) if COMPI
 
 #: The min-plus product ``out[i, j] = min_k (left[i, k] + right[k, j])``; None without numba.
 least_products: Callable[[Array, Array], Array] | None = compiled(_least_products) if COMPILED else None
+
+#: See `autopar.solver.sweeping.sweeping`.
+sweep: Sweep = compiled(sweeping(add, first_least, least_sums, put, raise_to))

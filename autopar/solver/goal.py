@@ -29,11 +29,13 @@ class Goal:
         gap: relative gap between cost and bound at which to stop; 0 wants the proof.
         cutoff: cost of what the caller has: once the bound is above it the problem is given up.
         offset: cost that is certain and no part of the problem at hand.
+        alone: whether the caller solves few problems: small ones are proven in numpy, and no compiled loops are loaded.
     """
 
     gap: float = 0.0
     cutoff: float = math.inf
     offset: float = 0.0
+    alone: bool = False
 
     def reached(self, cost: float, bound: float) -> bool:
         """Whether a choice of so much, under a bound, is good enough."""

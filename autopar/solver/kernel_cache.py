@@ -1,7 +1,7 @@
 """Machine code of compiled loops on disk, so that only the first process compiles.
 
 A file holds one function for one signature; its name is a hash of all that the code depends on: the text of all
-modules of the solver with such functions (a loop includes those that it calls), the signature, the processor, and the
+modules of the solver that name them (a loop includes those that it calls), the signature, the processor, and the
 versions of Python, numpy and numba. Files are written whole or not at all, and never change, so processes share them
 without locks. Loading one runs what is in it: each time it is checked that no other user can have written it.
 """
@@ -150,7 +150,7 @@ def source_hash() -> str:
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         text = path.read_bytes()
-        if b"compiled(" in text or b"@compiled" in text:
+        if b"compiled" in text:
             digest.update(path.relative_to(root).as_posix().encode() + b"\0" + text + b"\0")
     versions = (platform.python_implementation(), platform.python_version(), platform.machine(), np.__version__)
     digest.update(repr((versions, import_module("numba").__version__)).encode())

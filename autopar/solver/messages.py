@@ -24,17 +24,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autopar.solver.meter import Meter, Work
+from autopar.solver.plain import is_worth_loading
 from autopar.solver.problem import Array, ChoiceProblem
+from autopar.solver.sweeping import Flat, Sweep, plain_sweep
 from autopar.solver.workspace import Workspace
-
-if TYPE_CHECKING:
-    from autopar.solver.sweeping import Flat
 
 _ROUNDING = 1e-12  # of the sum of what was added up: a generous part of all roundings
 
@@ -128,7 +126,9 @@ class Messages:
         """Visit all nodes, forward at even sweeps and backward at odd ones."""
         flat = self._flat if self._flat is not None else self._flatten()
         valid = self.sweeps > self.since
-        run = import_module("autopar.solver.sweeping").sweep  # loads numba, where that is installed
+        run: Sweep = plain_sweep
+        if isinstance(flat.first, np.ndarray):
+            run = import_module("autopar.solver.compiled").sweep  # loads numba, where that is installed
         self.meter.add(Work.SWEPT, flat.tables.size // 2)
         self.size = float(run(flat, self.sweeps % 2 == 0, valid, self._sum(), self.rounding))
         self.taken, self.gains = flat.taken.tolist(), flat.gains.tolist()
@@ -136,12 +136,11 @@ class Messages:
 
     def _flatten(self) -> Flat:
         """The state as flat arrays, of which the lists are views from then on."""
-        kind = import_module("autopar.solver.sweeping").Flat
         halves = [half for node_tables in self.tables for half in node_tables]
         slot, messages = _joined(self.slots)
         table, tables = _joined([costs.ravel() for *_, costs in halves])
         first, costs = _joined(self.costs)
-        flat: Flat = kind(
+        flat = Flat(
             first,
             np.concatenate([[0], np.cumsum([len(node_tables) for node_tables in self.tables])]).astype(np.int64),
             np.array([half[0] for half in halves], dtype=np.int64),
@@ -160,8 +159,9 @@ class Messages:
         )
         self.slots = _views(messages, slot)
         self.marginals, self.excess = _views(flat.marginals, first), _views(flat.excess, first)
-        self._flat = flat
-        return flat
+        # Loops are loaded only where that pays.
+        self._flat = flat if is_worth_loading(len(self.costs), tables.size // 2) else flat.listed()
+        return self._flat
 
     def decode(self) -> tuple[int, ...]:
         """A choice: in order, each node's cheapest given the choices before it and the messages from those behind."""

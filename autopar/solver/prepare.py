@@ -50,7 +50,7 @@ def _signatures() -> Iterator[tuple[Any, tuple[Any, ...]]]:
         yield compiled.is_no_sum, (left, real)
         yield compiled.least_products, (left, by_rows)
         yield compiled.least_products, (left, by_columns)
-    yield sweeping.sweep, (flat, marks, marks, real, real)
+    yield compiled.sweep, (flat, marks, marks, real, real)
     yield kernels.sweep, (graph, floats, floats, marks)
     yield kernels.decode, (graph, floats, floats, marks)
     yield kernels.descend, (graph, floats, ints, integer)

@@ -32,6 +32,7 @@ import numpy as np
 
 from autopar.solver.evaluate import maximal_times, within
 from autopar.solver.meter import Work
+from autopar.solver.plain import is_worth_loading
 from autopar.solver.problem import Array, ChoiceProblem
 from autopar.solver.workspace import NOISE, Removed, Workspace, fold_constants
 
@@ -91,8 +92,8 @@ def reduce_problem(problem: ChoiceProblem, times: Sequence[int] | None = None) -
     problem.meter.add(Work.REDUCED, problem.parts)
     space = Workspace.of(problem, sorted(set(times)) if problem.limit_bytes is not None else ())
     space.infeasible = not within(0.0, problem.limit_bytes)
-    if len(problem.nodes) >= _MANY:
-        # It loads numba, where that is installed, which takes longer than small problems do.
+    if len(problem.nodes) >= _MANY and is_worth_loading(len(problem.nodes), problem.columns):
+        # It loads numba, where that is installed.
         compiled = import_module("autopar.solver.compiled")
         space.add_differences = compiled.least_differences if compiled.COMPILED else None
         space.is_no_sum = compiled.is_no_sum

@@ -20,6 +20,7 @@ from autopar.solver.goal import FEW_NODES, LARGE_GAP, PROOF, TINY, WIDE_GAP, Goa
 from autopar.solver.highs import HighsSolver
 from autopar.solver.memory import broken_times, memory_floor
 from autopar.solver.multipliers import price_memory
+from autopar.solver.plain import MANY_ENTRIES, MANY_NODES
 from autopar.solver.presolve import Reduction, reduce_problem
 from autopar.solver.problem import Array, ChoiceProblem
 from autopar.solver.restricted import eliminated, restricted
@@ -66,7 +67,9 @@ def first_look(problem: ChoiceProblem, goal: Goal, start: tuple[int, ...] | None
         goal: when to stop early.
         start: a choice to begin from.
     """
-    is_small = problem.columns <= TINY or (problem.limit_bytes is None and len(problem.nodes) <= FEW_NODES)
+    free, nodes = problem.limit_bytes is None, len(problem.nodes)
+    is_small = problem.columns <= TINY or (free and nodes <= FEW_NODES)
+    is_small |= free and goal.alone and nodes <= MANY_NODES and problem.columns <= MANY_ENTRIES
     if goal.gap == 0 or is_small or find_spec("numba") is None:
         return None
     # It loads numba, which takes longer than most problems.

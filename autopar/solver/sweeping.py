@@ -1,13 +1,14 @@
-"""The inner loop of `messages`, over flat arrays; imported when it is used, for it may load numba."""
+"""The inner loop of `messages`, over flat arrays; `autopar.solver.compiled` has it compiled."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.solver.compiled import add, compiled, first_least, least_sums, put, raise_to
+from autopar.solver import plain
 from autopar.solver.problem import Array
 
 Ints = NDArray[np.int64]
@@ -43,45 +44,70 @@ class Flat(NamedTuple):
     marginals: Array
     excess: Array
 
+    def listed(self) -> Flat:
+        """The state with positions as lists."""
+        positions: dict[str, Any] = {name: getattr(self, name).tolist() for name in self._fields[:7]}
+        return self._replace(**positions)
 
-@compiled
-def sweep(flat: Flat, forward: bool, valid: bool, known: float, slack: float) -> float:
-    """Visits all nodes; ``valid`` where ``known`` is the sum of all that was taken. Returns the sum of magnitudes.
 
-    Compiled or not, every sum is in the same order: the same problem gives the same bits.
-    """
-    count = flat.first.size - 1
-    magnitude = 0.0
-    for step in range(count):
-        v = step if forward else count - 1 - step
-        begin, end = flat.first[v], flat.first[v + 1]
-        size = end - begin
-        total = flat.costs[begin:end].copy()
-        known -= flat.gains[v]
-        for e in range(flat.edges[v], flat.edges[v + 1]):
-            at = flat.slot[flat.inbound[e]]
-            add(total, flat.messages[at : at + size])
-            if (flat.other[e] < v) == forward:
-                known += flat.taken[flat.inbound[e]] - flat.taken[flat.outbound[e]]
-        if valid:
-            raise_to(flat.marginals[begin:end], total, known - slack)
-        least = total[first_least(total)]
-        magnitude += abs(least)
-        total -= least
-        put(flat.excess[begin:end], total)
-        total *= flat.ahead[v]
-        for e in range(flat.edges[v], flat.edges[v + 1]):
-            u = flat.other[e]
-            if (u > v) == forward:
-                wide = flat.first[u + 1] - flat.first[u]
-                back, out = flat.slot[flat.inbound[e]], flat.slot[flat.outbound[e]]
-                message = flat.messages[out : out + wide]
-                table = flat.tables[flat.table[e] : flat.table[e] + size * wide]
-                least_sums(total - flat.messages[back : back + size], table, message)
-                part = message[first_least(message)]
-                message -= part
-                flat.taken[flat.outbound[e]] = part
-                magnitude += abs(part)
-        flat.gains[v] = least
-        known += least
-    return magnitude
+#: (state, whether forward, whether the sum is known, that sum, its rounding error) -> sum of magnitudes.
+Sweep: TypeAlias = Callable[[Flat, bool, bool, float, float], float]
+
+
+def sweeping(
+    add: Callable[[Array, Array], Any],
+    first_least: Callable[[Array], int],
+    least_sums: Callable[[Array, Array, Array], Any],
+    put: Callable[[Array, Array], Any],
+    raise_to: Callable[[Array, Array, float], Any],
+) -> Sweep:
+    """The loop over all nodes, made of loops over arrays: those of `autopar.solver.plain`, or compiled ones."""
+
+    def sweep(flat: Flat, forward: bool, valid: bool, known: float, slack: float) -> float:
+        """Visits all nodes; ``valid`` where ``known`` is the sum of all that was taken. Returns the sum of magnitudes.
+
+        Compiled or not, every sum is in the same order: the same problem gives the same bits.
+        """
+        first, edges, other, table_at, slot = flat.first, flat.edges, flat.other, flat.table, flat.slot
+        outbound, inbound, messages, taken, gains = flat.outbound, flat.inbound, flat.messages, flat.taken, flat.gains
+        count = len(first) - 1
+        magnitude = 0.0
+        for step in range(count):
+            v = step if forward else count - 1 - step
+            begin, end = first[v], first[v + 1]
+            size = end - begin
+            total = flat.costs[begin:end].copy()
+            known -= gains[v]
+            for e in range(edges[v], edges[v + 1]):
+                at = slot[inbound[e]]
+                add(total, messages[at : at + size])
+                if (other[e] < v) == forward:
+                    known += taken[inbound[e]] - taken[outbound[e]]
+            if valid:
+                raise_to(flat.marginals[begin:end], total, known - slack)
+            least = total[first_least(total)]
+            magnitude += abs(least)
+            total -= least
+            put(flat.excess[begin:end], total)
+            total *= flat.ahead[v]
+            for e in range(edges[v], edges[v + 1]):
+                u = other[e]
+                if (u > v) == forward:
+                    wide = first[u + 1] - first[u]
+                    back, out = slot[inbound[e]], slot[outbound[e]]
+                    message = messages[out : out + wide]
+                    table = flat.tables[table_at[e] : table_at[e] + size * wide]
+                    least_sums(total - messages[back : back + size], table, message)
+                    part = message[first_least(message)]
+                    message -= part
+                    taken[outbound[e]] = part
+                    magnitude += abs(part)
+            gains[v] = least
+            known += least
+        return magnitude
+
+    return sweep
+
+
+#: The loop in numpy, for a state whose positions are lists: the interpreter reads these faster than arrays.
+plain_sweep: Sweep = sweeping(plain.add, plain.first_least, plain.least_sums, plain.put, plain.raise_to)

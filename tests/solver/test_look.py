@@ -13,7 +13,7 @@ from autopar.solver.evaluate import is_feasible, objective
 from autopar.solver.goal import FEW_NODES, PLAN_GAP, TINY, Goal
 from autopar.solver.look import first_look
 from autopar.solver.problem import ChoiceProblem
-from tests.solver.problems import dense_problem, random_problem, with_usages
+from tests.solver.problems import dense_problem, grid, random_problem, with_usages
 
 
 def _problem(seed: int) -> ChoiceProblem:
@@ -67,6 +67,11 @@ def test_what_takes_no_longer_to_prove_gets_no_look() -> None:
     small = random_problem(1)
     assert len(small.nodes) <= FEW_NODES
     assert look_if_worth(small, Goal(PLAN_GAP)) is None
+    chain = grid(1, FEW_NODES + 44, 6)
+    assert chain.columns > TINY and len(chain.nodes) > FEW_NODES
+    assert look_if_worth(chain, Goal(PLAN_GAP)) is not None
+    assert look_if_worth(chain, Goal(PLAN_GAP, alone=True)) is None
+    assert look_if_worth(replace(chain, limit_bytes=1e12), Goal(PLAN_GAP, alone=True)) is not None
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from autopar.solver import (
     reduce_problem,
     solve,
 )
+from autopar.solver import messages as messages_module
 from autopar.solver.elimination import plan_elimination
 from autopar.solver.messages import Messages
 from autopar.solver.restricted import lowest
@@ -92,6 +93,19 @@ def test_messages_bound_and_climb_at_every_sweep() -> None:
                 )
                 before = -math.inf
     assert seen >= 4
+
+
+def test_loops_in_numpy_have_the_bits_of_compiled_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = reduce_problem(dense_problem(3)).problem
+    assert problem is not None
+    seen = []
+    for is_worth_loading in (False, True):
+        monkeypatch.setattr(messages_module, "is_worth_loading", lambda *_, worth=is_worth_loading: worth)
+        messages = Messages.of(problem)
+        for _ in range(6):
+            messages.sweep()
+        seen.append((messages.bound, messages.gains, [m.tolist() for m in (*messages.slots, *messages.marginals)]))
+    assert seen[0] == seen[1]
 
 
 def test_messages_after_strategies_went() -> None:

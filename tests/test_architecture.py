@@ -155,6 +155,7 @@ NUMBERS_OF_SEARCH = {
     "autopar.search.partition.dp._MOST_SUMS": "memory of sums that are made at a time",
     "autopar.search.partition.even._ROUNDING": "of sums",
     "autopar.search.intra.extract._SHOWN_OPERATORS": "length of a text",
+    "autopar.search.intra.program._UNFUSED_SOFTMAX": "kernels of a published program",
     "autopar.search.intra.fusion.CPU_GROWTH": "what a compiler fuses: a fact",
     "autopar.search.intra.fusion.GROWTH": "likewise",
     "autopar.search.intra.fusion.CONSTANT_BYTES": "likewise",

@@ -11,7 +11,8 @@ from autopar.cost.collectives import (
     wire_bytes,
 )
 from autopar.cost.compute import operator_bytes, operator_flops, roofline_s, total_flops
-from autopar.cost.kernels import KernelRates, Matrices, Numbers, kernel_rates
+from autopar.cost.constants import Numbers
+from autopar.cost.kernels import KernelRates, Matrices, kernel_rates
 from autopar.cost.model import CostModel
 from autopar.cost.network import NetworkRates
 from autopar.cost.orders import Reorder, packed, reorders, run_bytes

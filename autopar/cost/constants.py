@@ -6,12 +6,17 @@ import functools
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from autopar.cluster.catalog import folder
 from autopar.errors import AutoparError
+
+#: A number, or one for each of several kernels.
+Numbers: TypeAlias = float | NDArray[np.float64]
 
 _Positive = Annotated[float, msgspec.Meta(gt=0)]
 _NotNegative = Annotated[float, msgspec.Meta(ge=0)]
@@ -56,6 +61,8 @@ class Stack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Args:
         fused_attention: attention never writes its s x s values.
+        attention_kernel: name of the kernel that does so among `Constants.attention`; devices on which that was not
+            measured, and "", take its products by their sizes.
         traffic: what its memory-bound operators read and write over what XLA's would: more where less is fused.
         core_traffic: the same for softmax and dropout of the attention core.
         softmax_batches: the fused softmax takes so many heads at once: where those of a device, of all examples of a
@@ -75,6 +82,12 @@ class Stack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         accumulate_bytes: bytes that adding a microbatch's gradients to those of the others reads and writes, an
             element.
         partition_bytes: the same where gradients or optimizer state are partitioned (ZeRO).
+        runs_whole_again: what the step recomputes runs again whole, with its collectives; compilers leave out what
+            nothing reads.
+        gathers_again: parameters that are gathered where they are used (ZeRO-3) are given up after each run, so that
+            what runs again gathers them once, and its backward pass once more.
+        keeps_narrow_parameters: the parameters that products read are kept in the width of products next to those of
+            the optimizer, and gradients too: no microbatch converts them.
         asynchronous: collectives overlap with computation as far as values allow; the shares below are of those that do
             not say so.
         tp_overlap: fraction of tensor-parallel collectives that compute hides.
@@ -90,6 +103,7 @@ class Stack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     fused_attention: bool
+    attention_kernel: str
     traffic: _Positive
     core_traffic: _Positive
     softmax_batches: _Count
@@ -104,6 +118,9 @@ class Stack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bf16_gradient_bytes: _Positive
     accumulate_bytes: _NotNegative
     partition_bytes: _NotNegative
+    runs_whole_again: bool
+    gathers_again: bool
+    keeps_narrow_parameters: bool
     asynchronous: bool
     tp_overlap: _Fraction
     dp_overlap: _Fraction
@@ -116,6 +133,24 @@ class Stack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fragmentation: _NotNegative
 
 
+class AttentionKernel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Share of a device's peak that attention in one kernel was measured to reach, by the length of a sequence.
+
+    Args:
+        forward: (tokens, share) of the forward pass, lengths rising.
+        backward: the same of the backward pass, whose products count with those that make the scores again.
+    """
+
+    forward: tuple[tuple[float, _Fraction], ...]
+    backward: tuple[tuple[float, _Fraction], ...]
+
+    def share(self, tokens: Numbers, *, backward: bool) -> Numbers:
+        """The share for a length, linear in its logarithm between two that were measured."""
+        points = self.backward if backward else self.forward
+        at, shares = zip(*points, strict=True)
+        return np.asarray(np.interp(np.log(tokens), np.log(at), shares))
+
+
 class Constants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All constants of the model.
 
@@ -125,6 +160,7 @@ class Constants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         stacks: training programs by name.
         cores: units that run tiles of matrix products at the same time, by start of a device's kind.
         best_f8: fraction of the peak that the best matrix product in f8 reaches, by start of a device's kind.
+        attention: measured kernels of attention, by name and start of a device's kind.
     """
 
     kernels: Kernels
@@ -132,6 +168,7 @@ class Constants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stacks: Mapping[str, Stack]
     cores: Mapping[str, int]
     best_f8: Mapping[str, _Fraction]
+    attention: Mapping[str, Mapping[str, AttentionKernel]]
 
     def stack(self, name: str) -> Stack:
         """The training program called ``name``; AutoparError if there is none."""
@@ -148,6 +185,11 @@ class Constants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Fraction of the f8 peak that a device reaches, by its kind; 0.75 where it is not known."""
         shares = [share for start, share in sorted(self.best_f8.items()) if kind.startswith(start)]
         return shares[-1] if shares else 0.75
+
+    def attention_of(self, name: str, kind: str) -> AttentionKernel | None:
+        """A kernel of attention on a device by its kind; None where it was not measured there."""
+        measured = [kernel for start, kernel in sorted(self.attention.get(name, {}).items()) if kind.startswith(start)]
+        return measured[-1] if measured else None
 
 
 def constants_file() -> Path:

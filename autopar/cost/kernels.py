@@ -12,16 +12,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cluster import Device
-from autopar.cost.constants import Constants
-
-#: A number, or one for each of several kernels.
-Numbers: TypeAlias = float | NDArray[np.float64]
+from autopar.cost.constants import AttentionKernel, Constants, Numbers
 
 _TILE = 128 * 128
 #: Products of the backward pass of fused attention, which makes the scores again, over those that keep them.
@@ -138,7 +134,16 @@ class KernelRates:
         rate = device.flops(dtype) * best * self.product_share
         return max(2.0 * _TILE * self.cores * slowed / rate, moved_s)
 
-    def attention_s(self, product: Matrices, dtype: str, device: Device, *, backward: bool, causal: bool) -> Numbers:
+    def attention_s(
+        self,
+        product: Matrices,
+        dtype: str,
+        device: Device,
+        kernel: AttentionKernel | None = None,
+        *,
+        backward: bool,
+        causal: bool,
+    ) -> Numbers:
         """Seconds of a product of the core of attention as part of one kernel, which keeps scores on the chip.
 
         The backward pass makes the scores again, four products and one (Dao et al., "FlashAttention", 2022, section
@@ -148,11 +153,15 @@ class KernelRates:
             product: its sizes on one device.
             dtype: jaxpr name of the dtype of the program's products.
             device: peaks.
+            kernel: what was measured of it there; None prices products by their sizes.
             backward: whether it is of the backward pass.
             causal: whether tiles above the diagonal are left out.
         """
         part = (_FUSED_BACKWARD if backward else 1.0) * (CAUSAL if causal else 1.0)
         wide = "bf16" if dtype.startswith("f8") else dtype
+        if kernel is not None:
+            tokens = np.maximum(np.maximum(product.m, product.n), product.k)
+            return part * product.flops / (device.flops(wide) * kernel.share(tokens, backward=backward))
         return self.product_s(product, wide, device, misaligned=product.misaligned, moved=0.0, part=part)
 
     def memory_s(self, bytes: Numbers, device: Device) -> Numbers:

@@ -13,8 +13,8 @@ import numpy as np
 from autopar.cluster import Cluster, Curve, Device, LogicalMesh
 from autopar.cost.collectives import all_reduce_tree_s, collective_s
 from autopar.cost.compute import least_roofline_s, roofline_s
-from autopar.cost.constants import Constants, Stack, load_constants
-from autopar.cost.kernels import KernelRates, Matrices, Numbers, kernel_rates
+from autopar.cost.constants import Constants, Numbers, Stack, load_constants
+from autopar.cost.kernels import KernelRates, Matrices, kernel_rates
 from autopar.cost.measured import measured_s
 from autopar.cost.network import NetworkRates
 from autopar.cost.work import Core, KernelWork, LeastWork
@@ -124,7 +124,9 @@ class CostModel:
             if r is None:
                 busy_s = _rooflines_s(product.flops, 0.0 if fused else product.moved_bytes, dtype, d)
             elif fused:
-                busy_s = r.attention_s(product, dtype, d, backward=backward, causal=core == "causal")
+                constants = self.constants or load_constants()
+                kernel = constants.attention_of(self.stack.attention_kernel, d.kind)
+                busy_s = r.attention_s(product, dtype, d, kernel, backward=backward, causal=core == "causal")
             else:
                 busy_s = r.product_s(product, dtype, d, misaligned=product.misaligned, moved=product.moved_bytes)
             seconds.append(self._launch_s(d) + busy_s)

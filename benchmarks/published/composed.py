@@ -15,17 +15,14 @@ from rich.console import Console
 import autopar
 from autopar.cluster import Cluster
 from autopar.cost.constants import load_constants
-from autopar.search import Manual
-from benchmarks.published.plans import DTYPES
+from benchmarks.published.planned import planned
 from benchmarks.published.priced import StepPrediction, plan_step
 from benchmarks.published.transformer import TrainingPlan, TransformerSpec
 from benchmarks.report import Row, table
-from examples import gpt
 
 STACK = "plain"
 #: How far the two may be apart.
 TOLERANCE = 0.03
-_UNLIMITED = 10**15
 #: Part of the optimizer's state that a plan with offload has no room for.
 _HOSTED = 0.95
 
@@ -53,27 +50,13 @@ class Composed:
 
     def planned(self) -> autopar.Plan:
         """The plan that the planner composes of its stages."""
-        spec, plan = self.spec, self.plan
-        step, args = gpt.build(
-            abstract=True, scan=True, tied=spec.tied, clip=1.0, layers=spec.layers, hidden=spec.hidden, ffn=spec.ffn,
-            heads=spec.heads, vocab=spec.vocab, seq=spec.seq, batch=plan.global_batch, dtype=DTYPES[spec.dtype],
-            remat=plan.recompute == "full", remat_attention=plan.recompute == "selective",
-        )  # fmt: skip
-        named = Manual(tp=plan.tp, pp=plan.pp, dp=plan.dp, cp=plan.cp, zero=plan.zero, chunks=plan.chunks)
-        asked = {"schedule": plan.schedule} if plan.pp > 1 and plan.chunks == 1 else {}
-
-        def made(memory_limit: int, offload: str) -> autopar.Plan:
-            return autopar.parallelize(
-                step, cluster=self.cluster, search=named, num_stages=plan.pp * plan.chunks, offload=offload,
-                num_microbatches=plan.num_microbatches, memory_limit=memory_limit, donate_argnums=0, **asked,
-            ).plan(*args)  # fmt: skip
-
-        whole = made(_UNLIMITED, "none")
-        if not plan.offload:
+        whole = planned(self.spec, self.plan, self.cluster, STACK)
+        if not self.plan.offload:
             return whole
         # A limit that leaves no room for the optimizer's state: its parts that the update needs at once fit.
         state = whole.stages[0].memory.optimizer
-        return made(int(whole.peak_memory - _HOSTED * state), "auto")
+        limit = int(whole.peak_memory - _HOSTED * state)
+        return planned(self.spec, self.plan, self.cluster, STACK, memory_limit=limit, offload="auto")
 
     def priced(self) -> StepPrediction:
         """What the benchmark of published runs says."""

@@ -21,7 +21,7 @@ POINTS = DATA / "measured_training_points.csv"
 
 #: Which training program made the runs of a dataset, by the start of its name; see `_stack` for others.
 STACKS = {
-    "Alpa": "xla",
+    "Alpa": "xla-2021",
     "vTrain": "megatron-deepspeed",
     "BLOOM": "megatron-deepspeed",
 }

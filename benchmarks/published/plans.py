@@ -67,13 +67,17 @@ class RunBill:
     ends: tuple[float, ...]
 
 
+def padded_vocab(spec: TransformerSpec, plan: TrainingPlan) -> int:
+    """Rows of the embedding table: with tensor parallelism as many as Megatron-LM pads it to."""
+    return spec.vocab if plan.tp == 1 else -(-spec.vocab // (128 * plan.tp)) * 128 * plan.tp
+
+
 def shape_of(spec: TransformerSpec, plan: TrainingPlan, *, traced: bool = False) -> Shape:
     """The shape of a run. Replicas and ZeRO decide no size of a kernel: one replica stands for all of them.
 
     With ``traced`` the step recomputes what the plan does; else all layers, for others to leave lines of them out.
     """
-    vocab = spec.vocab if plan.tp == 1 else -(-spec.vocab // (128 * plan.tp)) * 128 * plan.tp
-    sized = replace(spec, layers=LAYERS, vocab=vocab, dropout=False)
+    sized = replace(spec, layers=LAYERS, vocab=padded_vocab(spec, plan), dropout=False)
     return Shape(sized, plan.microbatch, plan.tp, plan.cp, plan.recompute if traced else "full")
 
 

@@ -174,7 +174,7 @@ class PlanStep:
             back_s += self.kernels_s("layer", "recompute", core_only=True)
         elif again:
             # Compilers leave out what nothing reads; other programs run the whole layer again, collectives too.
-            if stack.asynchronous or self.traced:
+            if self.traced or not stack.runs_whole_again:
                 back_s += self.kernels_s("layer", "recompute") + self.moved_s("recompute")
             else:
                 back_s += forward_s + self.moved_s("forward")

@@ -74,7 +74,8 @@ class SharedState:
         if self.plan.zero != 3:
             return 0.0
         stack, total_s = self.cost.stack, 0.0
-        for passes, kind, bytes in ((2, "all-gather", _ELEMENT), (1, "reduce-scatter", stack.gradient_bytes)):
+        gathers = 3 if stack.gathers_again and self.plan.recompute == "full" else 2
+        for passes, kind, bytes in ((gathers, "all-gather", _ELEMENT), (1, "reduce-scatter", stack.gradient_bytes)):
             limit = stack.gather_bytes if kind == "all-gather" else stack.combine_bytes
             for count, group in ((stage.layers, self.whole.layer), (int(stage.first or stage.last), self.whole.ends)):
                 sizes = self.cost.combined([bytes * n for n in group], limit)

@@ -15,9 +15,10 @@ from autopar.errors import AutoparError
 from benchmarks.published.collectives import collective_rows
 from benchmarks.published.dataset import HELD_OUT, POINTS, SEED, Run, read
 from benchmarks.published.layers import layer_rows
+from benchmarks.published.planned import by_dataset, named_runs
+from benchmarks.published.planned import row as planned_row
 from benchmarks.published.score import Scored, make_bills, ranking, score
 from benchmarks.published.transformer import Constants, load_constants
-from benchmarks.published.zero3 import zero3_rows
 from benchmarks.report import Report, Row, Say, table
 
 #: What is wanted of what is held out: mean error of all runs, and of each dataset; rank on one node, and elsewhere;
@@ -47,6 +48,8 @@ def run(quick: bool, say: Say, file: Path = POINTS) -> Report:
             if part_of_it := [s for s in of_it if s.run.fitted == fitted]:
                 rows.append(_row(dataset, part, part_of_it))
     held_out = [r for r in rows if r["part"] == "held out"]
+    # The first of one stage are planned in a second.
+    named = tuple(planned_row(r) for r in named_runs() if not quick or r.name in ("11", "12"))
     whole = _row("all", "held out", [s for s in scored if not s.run.fitted], _ALL)
     mean = _mean_row(held_out)
     return Report(
@@ -57,7 +60,8 @@ def run(quick: bool, say: Say, file: Path = POINTS) -> Report:
         details=(
             ("published, all-reduces", collective_rows(constants)),
             ("published, layer times of the 22B model", _layers(constants)),
-            ("published, ZeRO-3 against tensor, pipeline and data parallelism, 175B", zero3_rows(constants)),
+            ("published, named runs by their plans", named),
+            ("published, named runs by their plans, errors", by_dataset(named)),
         ),
         passed=all(r["met"] for r in (*held_out, whole, mean)),
         notes=(

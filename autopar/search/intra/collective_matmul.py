@@ -12,8 +12,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from autopar.cluster import LogicalMesh
 from autopar.cost import PRODUCTS, CostModel, collective_matmul_s, matrices_of
 from autopar.ir import Layout
+from autopar.ir.state_flow import StateFlow
 from autopar.search.intra.collectives import MatmulBlock, PricedCollective
 from autopar.search.intra.combine import Thresholds
 from autopar.search.intra.draft import SiteDraft, ValueDraft
@@ -125,11 +127,35 @@ def _timed(
         return tuple(sent), tuple(
             max(0.0, c.seconds - c.block.seconds) if c.block and overlaps else c.seconds for c in sent
         )
-    state = {i.name for i in problem.graph.inputs if i.role in ("parameter", "optimizer")}
-    of_state = (c.use.phase == "update" or sharding_problem.values[c.value].source in state for c in sent)
-    return tuple(sent), tuple(
-        c.seconds * cost.exposed_share(of_state=is_of_state) for c, is_of_state in zip(sent, of_state, strict=True)
+    flow = StateFlow.of(problem.graph)
+    of_state = [c.use.phase == "update" or c.value in flow.parameters or c.value in flow.gradients for c in sent]
+    together = _together(cost, sharding_problem.mesh, sent, of_state)
+    return together, tuple(
+        c.seconds * cost.exposed_share(of_state=is_of_state) for c, is_of_state in zip(together, of_state, strict=True)
     )
+
+
+def _together(
+    cost: CostModel, mesh: LogicalMesh, sent: Sequence[PricedCollective], of_state: Sequence[bool]
+) -> tuple[PricedCollective, ...]:
+    """Collectives of parameters and gradients with their parts of the seconds of those that the stack sends as one.
+
+    These are of one kind, group of devices and pass of one loop, up to as many bytes as the stack says.
+    """
+    together, groups = list(sent), dict[tuple[str, str, str, str, float], list[int]]()
+    for n, c in enumerate(sent):
+        if of_state[n]:
+            key = (c.kind, c.axis, c.use.phase, c.value.rpartition("/body/")[0], c.weight)
+            groups.setdefault(key, []).append(n)
+    for (kind, axis, _, _, weight), members in groups.items():
+        limit = cost.stack.gather_bytes if kind == "all-gather" else cost.stack.combine_bytes
+        sizes = [float(sent[n].bytes) for n in members]
+        apart_s = sum(sent[n].seconds for n in members)
+        axes = tuple(axis.split("+"))
+        joined_s = sum(weight * cost.collective_s(kind, b, axes, mesh) for b in cost.combined(sizes, limit))
+        for n in members if joined_s < apart_s else ():
+            together[n] = replace(sent[n], seconds=joined_s * sent[n].bytes / sum(sizes))
+    return tuple(together)
 
 
 def _listed(sent: Sequence[PricedCollective], taken: Mapping[int, _BlockForm]) -> Iterator[PricedCollective]:

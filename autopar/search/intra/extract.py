@@ -21,10 +21,11 @@ from autopar.search.intra.combine import Thresholds
 from autopar.search.intra.draft import UsageDraft, Use, ValueDraft
 from autopar.search.intra.host import down_s, hosted, moves_s
 from autopar.search.intra.memory import BESIDES, is_in_flight
+from autopar.search.intra.program import Answer, program_costs
 from autopar.search.intra.sharding_problem import ShardingProblem
 from autopar.search.intra.slices import slices_ahead
 from autopar.search.intra.stage_loops import StageLoops, carried
-from autopar.search.intra.works import Works
+from autopar.search.intra.works import Works, ends_of
 from autopar.search.problem import Problem
 from autopar.search.resharding import path_tables
 from autopar.sharding.collective_matmul import Travels
@@ -59,6 +60,7 @@ class Sharding:
         accumulation_bytes: bytes a device of what microbatches add up.
         state_bytes: bytes a device of parameters and optimizer state that lie there between steps.
         starts_s: seconds that devices wait for the host to start kernels.
+        program_s: seconds that the program of the cluster's stack takes beyond what was traced.
         thresholds: bytes up to which the compiler is asked to send collectives as one; None for its own.
         notes: lines on what is sent in formats of its own, and on what is not though it was asked for.
         memory_bound: as in `autopar.plan.PlanContent`.
@@ -84,6 +86,7 @@ class Sharding:
     accumulation_bytes: int = 0
     state_bytes: int = 0
     starts_s: float = 0.0
+    program_s: float = 0.0
     thresholds: Thresholds | None = None
     notes: tuple[str, ...] = ()
     memory_bound: bool = False
@@ -91,7 +94,7 @@ class Sharding:
     @property
     def step_s(self) -> float:
         """Seconds of a step."""
-        return self.compute_s + self.exposed_s + self.host_s + self.starts_s
+        return self.compute_s + self.exposed_s + self.host_s + self.starts_s + self.program_s
 
 
 def extract(
@@ -117,9 +120,13 @@ def extract(
     sent = tuple(collectives(problem, sharding_problem, choice, layouts, copies))
     times = timed_collectives(problem, sharding_problem, choice, sent, thresholds)
     communication = _communication(times.sent, times.exposed_s, by_work)
+    ends = ends_of(sharding_problem.sites) if problem.cost_model.stack.start_s else frozenset()
     for s in sharding_problem.sites:
         by_work.add(s.id, s.phase, float(s.seconds[choice[s.node]]) + times.longer_s.get(s.id, 0.0))
-        by_work.start(s)
+        by_work.start(s, ends)
+    program_s = 0.0
+    for more in program_costs(Answer(problem, sharding_problem, choice, layouts, times.sent, times.exposed_s, ends)):
+        program_s += by_work.add_cost(more)
     there = hosted(sharding_problem.values, choice)
     moved = {
         k: layouts[k].local_bytes(sharding_problem.values[k].type, sharding_problem.mesh.sizes) for k in sorted(there)
@@ -155,6 +162,7 @@ def extract(
         slices_ahead=slices_ahead((sharding_problem.values[k] for k in sorted(there)), sharding_problem.mesh),
         host_bytes=sum(n for k, n in moved.items() if not _is_other_name(sharding_problem.values[k])),
         starts_s=by_work.stall_s,
+        program_s=program_s,
         thresholds=thresholds,
         notes=_wire_notes(sharding_problem, sent),
         memory_bound=sharding_problem.memory_bound,

@@ -1,0 +1,294 @@
+"""Seconds that the training program of a stack takes beyond what was traced: `program_costs`.
+
+The traced step says what is computed and sent. How a program carries it out is the stack's (`autopar.cost.constants`):
+parts that it runs again whole, devices that wait for the slowest of them where they meet, gradients that every
+microbatch adds to others, parameters that it keeps in the width of products. None of it depends on the strategies of
+the integer program but through the collectives that these need, so that it is added to the answer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from autopar.cost.constants import Stack
+from autopar.ir import Layout, TensorType
+from autopar.ir.again import left_out_again
+from autopar.ir.phases import MICROBATCHES, RECOMPUTED, STAGE
+from autopar.ir.state_flow import StateFlow
+from autopar.search.intra.collectives import PricedCollective
+from autopar.search.intra.draft import SiteDraft
+from autopar.search.intra.sharding_problem import ShardingProblem
+from autopar.search.problem import Problem
+
+#: Collectives at which devices wait for the slowest of them: each needs what all have computed.
+_MEETINGS = frozenset({"all-reduce", "reduce-scatter"})
+#: Kernels of a softmax with scale and causal mask between two conversions, less one: Megatron-LM's
+#: ``forward_torch_softmax`` (megatron/model/fused_softmax.py).
+_UNFUSED_SOFTMAX = 5
+_PASSES = ("forward", "backward")
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramCost:
+    """Seconds a step, of devices or of the host that starts their kernels.
+
+    Args:
+        consumer: operator, or loop over microbatches, that they are counted with.
+        phase: of the step.
+        seconds: below 0 where the program does less than was traced.
+        of: "device", its "host", which is ahead of it where it can be, or "neither": added to what both take together.
+    """
+
+    consumer: str
+    phase: str
+    seconds: float
+    of: Literal["device", "host", "neither"] = "device"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A choice and what it needs.
+
+    Args:
+        problem: what was planned.
+        sharding_problem: from `build`.
+        choice: strategy of each node.
+        layouts: layout of every value, see `value_layouts`.
+        sent: its collectives.
+        exposed_s: of each the seconds that computation does not hide.
+        ends: operators that the host starts.
+    """
+
+    problem: Problem
+    sharding_problem: ShardingProblem
+    choice: Sequence[int]
+    layouts: Mapping[str, Layout]
+    sent: Sequence[PricedCollective]
+    exposed_s: Sequence[float]
+    ends: Set[str] = frozenset()
+
+    @cached_property
+    def loops(self) -> Mapping[str, int]:
+        """Prefixes of keys in the loops over microbatches, and their numbers of microbatches."""
+        return {
+            f"{op.id}/body/": op.integer("length")
+            for op in self.problem.graph.operators
+            if {MICROBATCHES, STAGE}.intersection(op.marks)
+        }
+
+    @cached_property
+    def sums(self) -> frozenset[str]:
+        """Operators that add a microbatch's values to those of the others."""
+        sums = set()
+        for op in self.problem.graph.operators:
+            if {MICROBATCHES, STAGE}.intersection(op.marks):
+                body = op.region("body")
+                carried = (o.operand for o in body.outputs[: op.integer("num_carry")])
+                makers = (body.producers.get(o) for o in carried if isinstance(o, str))
+                sums |= {f"{op.id}/body/{m.id}" for m in makers if m is not None and m.primitive in ("add", "add_any")}
+        return frozenset(sums)
+
+    @property
+    def count(self) -> int:
+        """Microbatches of a step."""
+        return max(self.loops.values(), default=1)
+
+    def in_loop(self, key: str) -> bool:
+        """Whether a key is of something that every microbatch does."""
+        return key.startswith(tuple(self.loops)) if self.loops else True
+
+    @cached_property
+    def parameters(self) -> Mapping[str, TensorType]:
+        """Types of parameters by name."""
+        return {i.name: i.type for i in self.problem.graph.inputs if i.role == "parameter"}
+
+    def seconds(self, site: SiteDraft) -> float:
+        """Seconds a step of an operator."""
+        return float(site.seconds[self.choice[site.node]])
+
+    def less(self, site: SiteDraft, share: float = 1.0) -> Iterator[ProgramCost]:
+        """A share of an operator that the program does without."""
+        yield ProgramCost(site.id, site.phase, -share * self.seconds(site))
+        yield ProgramCost(site.id, site.phase, -share * self.start_s(site, site.phase), of="host")
+
+    def start_s(self, site: SiteDraft, phase: str) -> float:
+        """Seconds a step of the host to start an operator in a phase; 0 of one that is part of another kernel."""
+        return (site.id in self.ends) * site.weight * self.problem.cost_model.start_s(backward=phase == "backward")
+
+    def elements(self, name: str, type: TensorType) -> int:
+        """Elements of an input on one device."""
+        return math.prod(self.layouts[name].local_shape(type.shape, self.sharding_problem.mesh.sizes))
+
+    @cached_property
+    def flow(self) -> StateFlow:
+        """Values that are of parameters."""
+        return StateFlow.of(self.problem.graph)
+
+    def is_of_activation(self, c: PricedCollective) -> bool:
+        """Whether a collective sends neither parameters or their gradients nor what an update takes."""
+        return c.use.phase != "update" and c.value not in self.flow.parameters and c.value not in self.flow.gradients
+
+
+def program_costs(answer: Answer) -> Iterator[ProgramCost]:
+    """Yields the seconds that the program of the cluster's stack takes beyond an answer, where kernels are known."""
+    cost = answer.problem.cost_model
+    stack = cost.stack
+    if not cost.knows_kernels:
+        return
+    left = left_out_again(answer.problem.graph) if stack.runs_whole_again else frozenset()
+    if left:
+        yield from _again(answer, left)
+    if stack.gathers_again:
+        yield from _gathered_again(answer, left)
+    if stack.wait_s or stack.collective_s:
+        yield from _meetings(answer, stack, left)
+    if stack.softmax_batches > 1:
+        yield from _softmax(answer, stack)
+    if stack.keeps_narrow_parameters:
+        yield from _narrow(answer, stack)
+    if stack.accumulate_bytes:
+        yield from _accumulated(answer, stack)
+    if not stack.asynchronous and stack.dp_overlap:
+        yield from _unhidden(answer)
+    if stack.step_s:
+        yield ProgramCost("", "update", stack.step_s, of="neither")
+    for loop, count in (answer.loops or {"": 1}).items():
+        yield ProgramCost(loop, "forward", count * stack.microbatch_s / 3, of="neither")
+        yield ProgramCost(loop, "backward", count * stack.microbatch_s * 2 / 3, of="neither")
+
+
+def _again(answer: Answer, left: Set[str]) -> Iterator[ProgramCost]:
+    """Second runs of operators that run once as traced, where a program calls a layer's function again."""
+    by_value = _values_of(answer, left)
+    for s in answer.sharding_problem.sites:
+        if s.id in left:
+            yield ProgramCost(s.id, "backward", answer.seconds(s))
+            yield ProgramCost(s.id, "backward", answer.start_s(s, "forward"), of="host")
+    for c, seconds in zip(answer.sent, answer.exposed_s, strict=True):
+        if c.value in by_value and c.use.phase == "forward":
+            yield ProgramCost(by_value[c.value], "backward", seconds)
+
+
+def _gathered_again(answer: Answer, left: Set[str]) -> Iterator[ProgramCost]:
+    """Gathers of the parameters of what runs again: the plan keeps them for its backward pass, the program does not."""
+    again = {s.id for s in answer.sharding_problem.sites if RECOMPUTED in s.op.marks} | left
+    for c, seconds in zip(answer.sent, answer.exposed_s, strict=True):
+        if c.kind == "all-gather" and c.use.consumer in again and c.value in answer.flow.parameters:
+            yield ProgramCost(c.use.consumer, "backward", seconds)
+
+
+def _values_of(answer: Answer, left: Set[str]) -> dict[str, str]:
+    """Operators by the values that they make."""
+    sites = (s for s in answer.sharding_problem.sites if s.id in left)
+    return {s.id.removesuffix(s.op.id) + v.name: s.id for s in sites for v in s.op.results}
+
+
+def _meetings(answer: Answer, stack: Stack, left: Set[str]) -> Iterator[ProgramCost]:
+    """Waits for the slowest device wherever activations are summed, and what the host takes to start collectives."""
+    by_value = _values_of(answer, left)
+    for c in answer.sent:
+        if not answer.is_of_activation(c):
+            continue
+        places = [(c.use.consumer, c.use.phase)]
+        if c.value in by_value and c.use.phase == "forward":
+            places.append((by_value[c.value], "backward"))
+        for consumer, phase in places:
+            yield ProgramCost(consumer, phase, c.weight * stack.collective_s, of="host")
+            if c.kind in _MEETINGS:
+                yield ProgramCost(consumer, phase, c.weight * stack.wait_s)
+
+
+def _softmax(answer: Answer, stack: Stack) -> Iterator[ProgramCost]:
+    """Starts of the kernels of a softmax whose heads the fused kernel does not take."""
+    cost, sizes = answer.problem.cost_model, answer.sharding_problem.mesh.sizes
+    for s in answer.sharding_problem.sites:
+        if s.work.core and s.op.primitive == "exp" and not stack.fused_attention:
+            layout = s.strategies[answer.choice[s.node]].result_layouts[0]
+            *heads, _, _ = layout.local_shape(s.op.results[0].type.shape, sizes)
+            if math.prod(heads) % stack.softmax_batches:
+                start_s = cost.start_s(backward=s.phase == "backward")
+                yield ProgramCost(s.id, s.phase, s.weight * _UNFUSED_SOFTMAX * start_s, of="host")
+
+
+def _narrow(answer: Answer, stack: Stack) -> Iterator[ProgramCost]:
+    """Conversions of parameters and of their gradients that a program makes once a step, and half of what it sends."""
+    values, flow = answer.sharding_problem.values, answer.flow
+    for s in answer.sharding_problem.sites:
+        if s.op.primitive != "convert_element_type" or not answer.in_loop(s.id) or s.phase == "update":
+            continue
+        prefix = s.id.removesuffix(s.op.id)
+        if any(prefix + name in flow.parameters for name in s.op.reads):
+            again = s.phase == "backward" or RECOMPUTED in s.op.marks
+            yield from answer.less(s, 1.0 if again else 1 - 1 / answer.count)
+        elif any(prefix + v.name in flow.gradients for v in s.op.results):
+            yield from answer.less(s)
+    for c, seconds in zip(answer.sent, answer.exposed_s, strict=True):
+        if c.bytes and not answer.is_of_activation(c):
+            type = values[c.value].type
+            width = type.nbytes / max(1, type.size)
+            narrow = stack.gradient_bytes if c.kind in _MEETINGS else 2.0
+            if narrow < width:
+                yield ProgramCost(c.use.consumer, c.use.phase, seconds * (_narrowed(answer, c, narrow / width) - 1))
+
+
+def _narrowed(answer: Answer, c: PricedCollective, share: float) -> float:
+    """Seconds of a collective of a share of its bytes, over those of all."""
+    axes, mesh, cost = tuple(c.axis.split("+")), answer.sharding_problem.mesh, answer.problem.cost_model
+    whole_s = cost.collective_s(c.kind, c.bytes, axes, mesh)
+    return cost.collective_s(c.kind, c.bytes * share, axes, mesh) / whole_s if whole_s else 1.0
+
+
+def _accumulated(answer: Answer, stack: Stack) -> Iterator[ProgramCost]:
+    """Bytes that every microbatch reads and writes to add its gradients to others, instead of the sums as traced."""
+    sums = answer.sums
+    for s in answer.sharding_problem.sites:
+        if s.id in sums:
+            yield from answer.less(s)
+    stored = sum(answer.elements(name, type) for name, type in answer.parameters.items())
+    gathered = sum(
+        c.weight * c.bytes / max(1.0, type.nbytes / max(1, type.size)) / answer.count
+        for c in answer.sent
+        if c.kind == "all-gather" and c.use.phase == "forward" and c.value in answer.flow.parameters
+        for type in (answer.sharding_problem.values[c.value].type,)
+    )
+    partitioned = gathered + stored * _partitioned_share(answer)
+    moved_bytes = partitioned * stack.partition_bytes + (stored + gathered - partitioned) * stack.accumulate_bytes
+    seconds = answer.problem.cost_model.operator_s(0.0, moved_bytes, "f32", starts=False)
+    for loop, count in (answer.loops or {"": 1}).items():
+        yield ProgramCost(loop, "backward", count * seconds / max(1, len(answer.loops)))
+
+
+def _unhidden(answer: Answer) -> Iterator[ProgramCost]:
+    """Seconds of collectives of parameters and gradients that no computation is left to hide.
+
+    Each microbatch's own run next to both its passes, those of a step next to the last backward pass.
+    """
+    hidden_s = {True: 0.0, False: 0.0}
+    for c, exposed_s in zip(answer.sent, answer.exposed_s, strict=True):
+        if not answer.is_of_activation(c):
+            hidden_s[bool(answer.loops) and answer.in_loop(c.value)] += c.seconds - exposed_s
+    passes_s = {p: sum(answer.seconds(s) for s in answer.sharding_problem.sites if s.phase == p) for p in _PASSES}
+    over_s = max(0.0, hidden_s[True] - sum(passes_s.values()))
+    hiding_s = sum(passes_s.values()) if not answer.loops else passes_s["backward"] / answer.count
+    yield ProgramCost("", "update", over_s + max(0.0, hidden_s[False] - hiding_s))
+
+
+def _partitioned_share(answer: Answer) -> float:
+    """Share of the parameters' elements whose optimizer's arrays lie in smaller parts than they do (ZeRO)."""
+    lies: dict[tuple[int, ...], dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for i in answer.problem.graph.inputs:
+        if i.role in ("parameter", "optimizer"):
+            lies[i.type.shape][i.role].append(answer.elements(i.name, i.type))
+    whole, partitioned = 0, 0
+    for by_role in lies.values():
+        parameters, state = by_role["parameter"], by_role["optimizer"]
+        whole += sum(parameters)
+        # As many arrays of the optimizer for each parameter, all of them as it lies, or some in smaller parts.
+        if parameters and sum(state) * len(parameters) < sum(parameters) * len(state):
+            partitioned += sum(parameters)
+    return partitioned / whole if whole else 0.0

@@ -68,7 +68,7 @@ class LayerLoop:
 
     @property
     def region(self) -> BoundGraph:
-        """Its body."""
+        """Body of the loop."""
         return self.bound.regions["body"]
 
     @property

@@ -194,8 +194,9 @@ def _hash(plan: Plan) -> str:
 
 def _stage_of_format_2(stage: dict[str, Any]) -> dict[str, Any]:
     """A stage with its form and thresholds among its fields, in their order of then."""
-    form, joined = stage.get("form", {}), stage.get("thresholds", {})
+    form, joined, host = stage.get("form", {}), stage.get("thresholds", {}), stage.get("host", {})
     fields = {**stage, **form, "combine_bytes": joined.get("sums"), "gather_bytes": joined.get("gathers")}
+    fields |= {"host_bytes": host.get("bytes"), "host_time": host.get("move_time")}
     kept = {name: fields[name] for name in _STAGE_OF_2 if fields.get(name) is not None}
     return {name: value for name, value in kept.items() if name != "layer_ends" or value}
 

@@ -1,10 +1,12 @@
-"""numpy arrays among the constants of a jaxpr, which newer jax wraps."""
+"""Constants of programs: numpy arrays among those of a jaxpr, which newer jax wraps, and numbers from their text."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+
+from autopar._compat.dtypes import numpy_dtype
 
 try:
     from jax._src.literals import TypedNdArray
@@ -21,3 +23,17 @@ def own_constant(value: Any) -> Any:
         value: of any type; what is no numpy array comes back as it is.
     """
     return np.array(value, value.dtype) if isinstance(value, _NUMPY) else value
+
+
+def scalar_of(text: str, dtype: str) -> Any:
+    """The numpy scalar of a number's text and the short name of its dtype."""
+    return np.asarray(complex(text) if dtype.startswith("c") else _number(text), numpy_dtype(dtype))
+
+
+def _number(text: str) -> Any:
+    if text in ("True", "False"):
+        return text == "True"
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)

@@ -95,7 +95,7 @@ class LoweredCall(CallInfo):
 
     @property
     def plan(self) -> Plan:
-        """The plan that the programs are lowered from."""
+        """The compiled executable."""
         return self.pure.planned[self.signature][1]
 
     def _call(self) -> tuple[Traced, tuple[int, ...]]:

@@ -18,10 +18,9 @@ from autopar.ir import Graph
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.loops import microbatch_loops
 from autopar.ir.verify import verify
-from autopar.lower.backward_update import update_in_backward
 from autopar.lower.batch_loops import parts_side_by_side
 from autopar.lower.dealt import dealt
-from autopar.lower.layer_update import updates_by_layer
+from autopar.lower.layered import update_in_backward, updates_by_layer
 from autopar.lower.pipeline.source import TracedStages
 from autopar.lower.recompute import layer_ends
 from autopar.lower.split_layers import SplitStep, group_count, layer_count, split_layers

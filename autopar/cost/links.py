@@ -81,7 +81,7 @@ class Network:
 
 
 def fit_network(samples: Sequence[LinkSample]) -> Network:
-    """Latency and bandwidth of links, fitted to measured samples.
+    """The figures that samples give.
 
     Raises:
         AutoparError: no array on one device was sent to and fro in two sizes.

@@ -36,6 +36,7 @@ from autopar.frontend.labels import Labels
 from autopar.frontend.manual import is_manual, region
 from autopar.frontend.placed import placed_attrs, result_shardings
 from autopar.frontend.resized import band_attrs, equations_of, is_resizing, resized
+from autopar.frontend.spliced import Splice, spliced_p
 from autopar.ir import Graph, Input, Literal, Operand, Operator, Output, TensorType, Value
 from autopar.ir.analysis import live
 from autopar.ir.phases import marks_of
@@ -62,6 +63,7 @@ class BoundGraph:
         constants: arrays by the id of ``constant`` operators.
         origins: for operators of a function that interprets another graph the id of the operator there.
         labels: what marks in the name stacks of its regions stand for; None where there are none.
+        spliced: number of its operators, outside of regions, that were taken over from another graph without jax.
     """
 
     graph: Graph
@@ -69,6 +71,12 @@ class BoundGraph:
     constants: Mapping[str, Any]
     origins: Mapping[str, str] = field(default_factory=dict)
     labels: Labels | None = None
+    spliced: int = 0
+
+    @property
+    def traced(self) -> int:
+        """Number of its operators, outside of regions, that jax traced."""
+        return len(self.graph.operators) - self.spliced
 
 
 def tensor_type(aval: Any) -> TensorType:
@@ -95,6 +103,7 @@ class _GraphBuilder:
         self.producers: dict[str, Operator] = {}
         self.given: dict[str, Any] = {}
         self.fixed = FixedValues(self.producers)
+        self.taken_over: set[str] = set()
 
     def fresh(self, scope: str, primitive: str) -> str:
         stem = f"{scope}/{primitive}" if scope else primitive
@@ -150,18 +159,20 @@ class _GraphBuilder:
         return self.jaxpr(jaxpr.jaxpr, operands, scope, constants)
 
     def equation(self, eqn: JaxprEqn, inputs: list[Operand], scope: str) -> Sequence[Operand]:
+        if eqn.primitive is spliced_p:
+            return self.spliced(eqn.params["splice"], inputs)
         if is_manual(eqn):
             return self.closed(region(eqn), inputs, scope)
         opened = body_of(eqn)
         if opened is not None:
             body, taken = opened
             if recomputes(eqn):
-                inputs = self.barrier(inputs, [tensor_type(v.aval) for v in eqn.invars], scope, eqn)
+                inputs = self.barrier(inputs, [tensor_type(v.aval) for v in eqn.invars], scope)
             results = self.closed(body, [inputs[i] for i in taken], scope)
             return self.placed(eqn, results, scope)
         types = [tensor_type(v.aval) for v in eqn.outvars]
         if eqn.primitive is optimization_barrier_p:
-            return self.barrier(inputs, types, scope, eqn)
+            return self.barrier(inputs, types, scope)
         if eqn.primitive.name == "scan" and not eqn.params["length"]:
             return self.no_trips(eqn, inputs, scope)
         regions = region_graphs(eqn, self.labels)
@@ -184,6 +195,27 @@ class _GraphBuilder:
             regions,
             tuple(sorted(type(e).__name__ for e in eqn.effects)),
         )
+
+    def spliced(self, splice: Splice, inputs: Sequence[Operand]) -> list[Operand]:
+        """Results of operators of another graph, which this one takes over."""
+        env: dict[str, Operand] = dict(zip(splice.taken, inputs, strict=True))
+        outside = self.source, self.marks, self.origin
+        for op in splice.operators:
+            bound = splice.bounds[op.id]
+            operands = [env[o] if isinstance(o, str) else o for o in op.operands]
+            types = [v.type for v in op.results]
+            self.source, self.marks, self.origin = op.source, op.marks, splice.origins.get(op.id, op.id)
+            if bound.primitive is optimization_barrier_p:
+                results = self.barrier(operands, types, op.scope)
+            else:
+                regions = {name: _without_origins(r, self.labels) for name, r in bound.regions.items()}
+                results = self.operator(
+                    bound.primitive, bound.params, operands, types, op.scope, op.source, regions, op.effects
+                )
+            env.update(zip((v.name for v in op.results), results, strict=True))
+            self.taken_over.update(self.producers[name].id for name in results if name in self.producers)
+        self.source, self.marks, self.origin = outside
+        return [env[name] for name in splice.results]
 
     def resized(self, eqn: JaxprEqn, inputs: list[Operand], scope: str) -> list[Operand]:
         """Results of a read or write at fixed positions as a broadcast or slice; empty where it is none."""
@@ -236,7 +268,7 @@ class _GraphBuilder:
         results = self.plain(jax.lax.transpose_p, {"permutation": order}, inputs[:1], [moved], scope)
         return {**params, "dimensions": None}, results
 
-    def barrier(self, inputs: list[Operand], types: list[TensorType], scope: str, eqn: JaxprEqn) -> list[Operand]:
+    def barrier(self, inputs: list[Operand], types: list[TensorType], scope: str) -> list[Operand]:
         held = [i for i, operand in enumerate(inputs) if not isinstance(operand, Literal)]
         if not held:
             return inputs
@@ -320,6 +352,11 @@ class _GraphBuilder:
         self.producers.update((n, self.operators[-1]) for n in names)
         self.seen[key] = results
         return results
+
+
+def _without_origins(bound: BoundGraph, labels: Labels | None) -> BoundGraph:
+    """A region of a graph that is traced again: what its operators stood for then is no operator of that graph."""
+    return replace(bound, origins=MappingProxyType({}), labels=labels)
 
 
 def _is_plain_reshape(op: Operator) -> bool:
@@ -423,4 +460,5 @@ def build_graph(
         MappingProxyType({k: c for k, c in builder.constants.items() if k in alive}),
         MappingProxyType({k: o for k, o in builder.origins.items() if k in alive}),
         labels,
+        len(alive & builder.taken_over),
     )

@@ -141,7 +141,7 @@ def _output_text(output: Output) -> str:
 
 
 def operand_text(operand: Operand) -> str:
-    """Text of an operand: ``%name`` of a value, ``0.5: f32[]`` of a literal."""
+    """``%name``, or ``0.5: f32[]``."""
     if isinstance(operand, Literal):
         return f"{_word(LITERAL, operand.text)}: {type_text(operand.type)}"
     return name_text(operand)
@@ -153,7 +153,7 @@ def name_text(name: str) -> str:
 
 
 def type_text(type: TensorType) -> str:
-    """Text of a type, as ``f32[16,32]``."""
+    """``f32[16,32]``."""
     return f"{_word(DTYPE, type.dtype)}[{','.join(map(str, type.shape))}]"
 
 
@@ -171,7 +171,7 @@ def attr_text(value: Attr) -> str:
 
 
 def quoted(text: str) -> str:
-    """Text in quotes, escaped as in JSON."""
+    """A JSON string."""
     return json.dumps(text)
 
 

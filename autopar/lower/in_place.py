@@ -9,9 +9,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from autopar.ir import Graph, Layout, Operator
-from autopar.ir.in_place import replaced_in_place
+from autopar.ir.layer_loops import of_segments, replaced_in_place
 from autopar.ir.loops import Scan
-from autopar.ir.segments import of_segments
 
 
 def numbers_in_place(

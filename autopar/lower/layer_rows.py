@@ -1,5 +1,10 @@
-"""Finds the operators of an update that treat the layers of stacks independently, and those that only add up over
-layers.
+"""Finds updates of stacked layers that may run a layer at a time: in loops of their own, or in the backward loop.
+
+What treats the layers of stacks independently, which the rules of its operators say, runs in trips over layers; what
+adds up over layers, as norms of all gradients, in a loop before it. A parameter of which the loop over layers makes a
+stack of gradients may be updated in that loop, if its update needs of the backward pass nothing but the slice of the
+trip. So no stack of gradients is kept (LOMO, Lv et al., 2023; L2L, Pudipeddi et al., 2020). A sum over all gradients is
+there only after the loop: what depends on it stays behind the loop.
 """
 
 from __future__ import annotations
@@ -8,41 +13,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autopar.ir import Graph, Layout, Literal, Operator
+from autopar.ir.analysis import dependents, names_made, names_read
 from autopar.ir.loops import Scan
+from autopar.ir.parts import separate_parts
 from autopar.ir.phases import phase_of
 from autopar.ir.primitives import is_generator
+from autopar.lower.layer_loop import LayerLoop, taken_in_slices
 from autopar.lower.split_layers import layer_count
 from autopar.microbatch import pseudo_mesh
 from autopar.microbatch.base import split
 from autopar.microbatch.inside import zeros_of
 from autopar.microbatch.match import Match, local_match, match
+from autopar.plan.text import bytes_text
 
 _STATE = ("parameter", "optimizer")
 
 
-@dataclass(frozen=True)
-class LayerRows:
-    """Operators of the update that run layer by layer, in two loops: one adds up, the other updates.
+def loops_of_update(graph: Graph, phases: Sequence[str] = ("update",)) -> tuple[LayerLoop, ...]:
+    """Loops that run the update of a step layer by layer: one that adds up, where something does, and one that updates.
 
-    Args:
-        length: number of layers.
-        matches: by id of an operator of the second loop, in running order, the layouts over layers in which it runs.
-        results: names of their results that leave that loop.
-        terms: likewise of the first loop; each trip makes terms of sums over layers, as norms of all gradients need.
-        totals: names of these sums.
-        whole: ids of all other operators, on whole values, in running order; those behind a total read what it decides.
-    """
-
-    length: int
-    matches: Mapping[str, Match]
-    results: tuple[str, ...]
-    terms: Mapping[str, Match]
-    totals: tuple[str, ...]
-    whole: tuple[str, ...]
-
-
-def rows_of(graph: Graph, phases: Sequence[str] = ("update",)) -> LayerRows:
-    """The rows of a step that run layer by layer; without ``results`` where there are none.
+    None where nothing can be updated so.
 
     Args:
         graph: a step.
@@ -59,7 +49,7 @@ def rows_of(graph: Graph, phases: Sequence[str] = ("update",)) -> LayerRows:
         else:
             matches.pop(op.id, None)
     returned = {o.operand for o in graph.outputs if isinstance(o.operand, str)}
-    outside, whole = set[str](), list[str]()
+    outside = set[str]()
     for op in reversed(graph.operators):  # what is needed outside is computed there, and all that this needs
         names = {v.name for v in op.results}
         if op.id in terms and (op.id in sums or not names & (outside if op.id in matches else outside | returned)):
@@ -67,30 +57,133 @@ def rows_of(graph: Graph, phases: Sequence[str] = ("update",)) -> LayerRows:
         if op.id in matches and not names & outside:
             continue
         matches.pop(op.id, None)
-        whole.append(op.id)
         outside.update(op.reads)
     inside = (v.name for op in graph.operators if op.id in matches for v in op.results)
     results = tuple(name for name in inside if name in returned)
     totals = tuple(v.name for op in graph.operators if op.id in terms and op.id in sums for v in op.results)
-    return LayerRows(length, matches, results, terms, totals, tuple(reversed(whole)))
+    first = (LayerLoop(length, updates=terms, totals=totals),) if totals else ()
+    return (*first, LayerLoop(length, updates=matches, results=results)) if results else ()
 
 
-def taken_in_slices(inside: Sequence[Operator], matches: Mapping[str, Match]) -> tuple[str, ...]:
-    """Stacks that a loop over layers takes in slices.
+@dataclass(frozen=True)
+class BackwardUpdates:
+    """Updates of a step that run inside of its backward loops.
 
     Args:
-        inside: operators that it runs.
-        matches: by id the layouts over layers in which they run.
+        loops: with updates, in running order; empty where nothing runs there.
+        kept: stacks of gradients whose update has to wait for the end of the loop, and an operator that it waits
+            for; "" and None where there are none.
     """
-    inner = {v.name for op in inside for v in op.results}
-    return tuple(
-        dict.fromkeys(
-            o
-            for op in inside
-            for o, k in zip(op.operands, matches[op.id].operands, strict=True)
-            if isinstance(o, str) and o not in inner and k is not None and k.axes
-        )
-    )
+
+    loops: tuple[LayerLoop, ...] = ()
+    kept: tuple[str, ...] = ()
+    reader: Operator | None = None
+
+    def note(self, graph: Graph) -> str:
+        """Note on stacks of gradients that are kept for the update, with the reason; "" where none is."""
+        if not self.kept:
+            return ""
+        bytes = sum(graph.types[name].nbytes for name in self.kept)
+        place = "" if self.reader is None else self.reader.source or self.reader.id
+        why = f"another operator needs them whole ({place})" if place else "the step returns them"
+        return f"{bytes_text(bytes)} of gradients of stacks are kept until their backward loop has ended: {why}"
+
+
+def backward_updates(graph: Graph) -> BackwardUpdates:
+    """Finds the part of a step's update that may run inside of its backward loops over layers.
+
+    Args:
+        graph: a step in one microbatch.
+    """
+    alone = loops_of_update(graph, ("backward", "update"))
+    gradients = _gradients(graph, alone[-1].length) if alone else {}
+    if not gradients:
+        return BackwardUpdates()
+    inside = alone[-1].moved(graph)
+    parts = separate_parts(inside, taken_in_slices(inside, alone[-1].updates))
+    members = {op.id for part in parts for op in part}
+    search = _Search(graph, alone[-1], gradients, tuple(op for op in inside if op.id not in members))
+    by_loop: dict[str, list[tuple[Operator, ...]]] = {}
+    kept = dict[str, Operator | None]()
+    for part in parts:
+        read = [name for name in names_read(part) if name in gradients]
+        if not read:
+            continue
+        loop, obstacle = search.loop_of(part)
+        if loop is None:
+            kept.update((name, obstacle) for name in read)
+        else:
+            by_loop.setdefault(loop.id, []).append(part)
+    order = [name for name in gradients if name in kept]
+    loops = tuple(search.update(op.id, by_loop[op.id]) for op in graph.operators if op.id in by_loop)
+    return BackwardUpdates(loops, tuple(order), next((kept[n] for n in order if kept[n]), None))
+
+
+def _gradients(graph: Graph, length: int) -> dict[str, Operator]:
+    """Stacks that backward loops over layers make, with the loop of each, in running order."""
+    return {
+        v.name: op
+        for op in graph.operators
+        if op.primitive == "scan" and phase_of(op) == "backward" and Scan.of(op).length == length
+        for v in op.results[Scan.of(op).num_carry :]
+    }
+
+
+@dataclass(frozen=True)
+class _Search:
+    """Facts asked about each part of an update.
+
+    Args:
+        graph: the step.
+        alone: the loop that would update layers behind all else.
+        gradients: see `_gradients`.
+        common: operators of ``alone`` that no parameter decides: each loop makes their slices for itself.
+    """
+
+    graph: Graph
+    alone: LayerLoop
+    gradients: Mapping[str, Operator]
+    common: tuple[Operator, ...]
+
+    def loop_of(self, part: Sequence[Operator]) -> tuple[Operator | None, Operator | None]:
+        """The loop in which a part may run; else None, and an operator that it would have to wait for or break."""
+        graph, ids = self.graph, {op.id for op in part}
+        order = {op.id: n for n, op in enumerate(graph.operators)}
+        here = [*self._common_of(part), *part]
+        external = names_read(here) - set(names_made(here))
+        loop = max((self.gradients[n] for n in external if n in self.gradients), key=lambda op: order[op.id])
+        slices = {v.name for v in loop.results[Scan.of(loop).num_carry :]}
+        late = set(names_made([loop, *dependents(graph.operators, [v.name for v in loop.results])]))
+        missing = (external & late) - slices
+        if missing:
+            return None, next(op for op in graph.operators if missing.intersection(v.name for v in op.results))
+        replaced = {o.updates for o in graph.outputs if o.operand in names_made(part)}
+        returned = {o.operand for o in graph.outputs}
+        for op in graph.operators:
+            read = set(op.reads)
+            if op.id in ids or op.id == loop.id:
+                continue
+            if read & external & slices or (read & replaced and order[op.id] > order[loop.id]):
+                return None, op
+        return (None, None) if returned & ((external & slices) | replaced) else (loop, None)
+
+    def _common_of(self, part: Sequence[Operator]) -> list[Operator]:
+        """Operators of no part that a part reads, in running order."""
+        needed = names_read(part)
+        common = []
+        for op in reversed(self.common):
+            if needed.intersection(v.name for v in op.results):
+                common.append(op)
+                needed.update(op.reads)
+        return common[::-1]
+
+    def update(self, loop: str, parts: Sequence[Sequence[Operator]]) -> LayerLoop:
+        """The loop of the step, which takes ``parts``."""
+        ids = {op.id for part in parts for op in (*self._common_of(part), *part)}
+        results = set(names_made(op for part in parts for op in part))
+        updates = {id: m for id, m in self.alone.updates.items() if id in ids}
+        stacks = tuple(name for name in self.alone.results if name in results)
+        return LayerLoop(self.alone.length, loop, updates=updates, results=stacks)
 
 
 def _terms(graph: Graph, matches: Mapping[str, Match], sums: Mapping[str, Match]) -> dict[str, Match]:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import pairwise
 from types import MappingProxyType
-from typing import TypeVar
 
 from autopar._compat.primitives import optimization_barrier_p
 from autopar.cost import total_flops
@@ -19,7 +18,6 @@ from autopar.microbatch import Microbatching, analyze
 from autopar.recompute import Level, Phases, recomputed
 from autopar.stages.layers import cluster, forward_operators
 
-_T = TypeVar("_T")
 _BARRIER = Bound(optimization_barrier_p, MappingProxyType({}), MappingProxyType({}))
 
 
@@ -91,29 +89,3 @@ def _forward(graph: Graph) -> tuple[Microbatching, list[Operator]]:
     """The step at once, and the operators of its forward pass."""
     microbatching = analyze(graph, 1)
     return microbatching, list(forward_operators(graph, microbatching))
-
-
-def for_copies(decisions: Mapping[str, _T], copies: Mapping[str, str]) -> Mapping[str, _T]:
-    """``decisions`` by operator, with those of copies: the same as those of the originals, also inside regions.
-
-    Args:
-        decisions: by id of an operator, behind the ids of enclosing operators and regions.
-        copies: from `recomputed_bound`.
-    """
-    if not copies:
-        return decisions
-    originals = set(copies.values())
-    inside: dict[str, list[str]] = {}
-    for key in decisions:
-        head = key
-        end = key.find("/")
-        while end >= 0:
-            if key[:end] in originals:
-                head = key[:end]
-                break
-            end = key.find("/", end + 1)
-        inside.setdefault(head, []).append(key)
-    extended = dict(decisions)
-    for new, old in copies.items():
-        extended.update((new + key[len(old) :], decisions[key]) for key in inside.get(old, ()))
-    return extended

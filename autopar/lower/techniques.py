@@ -11,13 +11,11 @@ from dataclasses import dataclass, replace
 
 from autopar.errors import InfeasiblePlanError
 from autopar.frontend import Traced
-from autopar.lower.backward_update import updated_in_backward
 from autopar.lower.blockwise import blockwise_bound
-from autopar.lower.layer_update import updated_by_layer
+from autopar.lower.layered import in_segments, updated_by_layer, updated_in_backward
 from autopar.lower.microbatch import microbatched
 from autopar.lower.padded import padded
 from autopar.lower.recompute import recomputed_step
-from autopar.lower.segments import in_segments
 from autopar.plan import StepForm
 
 

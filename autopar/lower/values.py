@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from autopar.ir import Graph, Layout, Operator, TensorType
+from autopar.ir.layer_loops import of_segments
 from autopar.ir.loops import Scan
 from autopar.ir.primitives import PASSED_ON
-from autopar.ir.segments import of_segments
 from autopar.lower.collective_barriers import CollectiveBarriers
 from autopar.lower.hosted import to_device, to_host
 from autopar.lower.localize.base import AxisIndex

@@ -95,10 +95,10 @@ def decode(text: str | bytes, origin: str = "the text") -> tuple[PlanContent, De
             remedy="plan again with this version",
         )
     try:
-        if older is not None:
-            text = msgspec.json.encode(upgraded(msgspec.json.decode(text), older))
         plain = msgspec.json.decode(text)
         proven = plain.get("digest") == _digest(plain)
+        if older is not None:
+            plain = upgraded(plain, older)
         _with_cluster_text(plain["plan"])
         document = msgspec.convert(plain, type=_PlanDocument)
     except (msgspec.MsgspecError, RecursionError, UnicodeError, LookupError, TypeError) as error:

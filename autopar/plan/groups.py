@@ -30,7 +30,7 @@ class InputGroup:
 
     @property
     def first(self) -> InputRecord:
-        """First member of the group."""
+        """One of them."""
         return self.members[0]
 
     @property

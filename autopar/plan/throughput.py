@@ -40,12 +40,12 @@ class Throughput:
 
     @property
     def examples_per_s(self) -> float:
-        """Examples that training takes in a second of predicted step time."""
+        """Examples a second."""
         return self.examples / self.step_time if self.step_time else 0.0
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens that training takes in a second of predicted step time."""
+        """Tokens a second."""
         return self.tokens / self.step_time if self.step_time else 0.0
 
     @property

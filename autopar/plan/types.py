@@ -92,6 +92,18 @@ class AxisRole(Record, frozen=True):
     share: float
 
 
+class HostMemory(Record, frozen=True):
+    """Use of host memory by a stage.
+
+    Args:
+        bytes: bytes a device of inputs that lie in host memory between updates, and of stacks between loops.
+        move_time: predicted seconds a step of moving them to the device and back; part of the stage's ``step_time``.
+    """
+
+    bytes: int = 0
+    move_time: float = 0.0
+
+
 class Stage(Record, frozen=True):
     """A part of the program on a part of the cluster.
 
@@ -113,8 +125,7 @@ class Stage(Record, frozen=True):
             large.
         state_bytes: bytes a device of parameters and optimizer state that lie there between steps.
         received_bytes: bytes a device that earlier stages send for each microbatch in flight.
-        host_bytes: bytes a device of inputs that lie in host memory between updates, and of stacks between loops.
-        host_time: predicted seconds a step of moving them to the device and back; part of ``step_time``.
+        host: use of host memory.
         layers: of a model that loops over a stack of layers the first of this stage, the number behind its last one,
             and the number of all; None where the stack is not cut into stages, or there is none.
         form: what the stage was turned into before it was sharded.
@@ -131,8 +142,7 @@ class Stage(Record, frozen=True):
     collectives: tuple[Communication, ...] = ()
     work_times: tuple[tuple[str, float], ...] = ()
     activation_bytes: int = 0
-    host_bytes: int = 0
-    host_time: float = 0.0
+    host: HostMemory = HostMemory()
     weight_stash_bytes: int = 0
     accumulation_bytes: int = 0
     state_bytes: int = 0
@@ -146,6 +156,16 @@ class Stage(Record, frozen=True):
     def mesh_shape(self) -> dict[str, int]:
         """Size by axis."""
         return dict(self.mesh_axes)
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes a device in host memory."""
+        return self.host.bytes
+
+    @property
+    def host_time(self) -> float:
+        """Predicted seconds a step of moves between device and host."""
+        return self.host.move_time
 
 
 class InputRecord(Record, frozen=True):

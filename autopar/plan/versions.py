@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 #: The format that is written.
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 
 _STAGE_FIELDS_OF_1 = (
     ("held_bytes", "activation_bytes"),
@@ -27,6 +27,7 @@ _FORM_OF_3 = (
     "slices_ahead",
 )
 _THRESHOLDS_OF_3 = ("combine_bytes", "gather_bytes")
+_HOST_OF_4 = (("host_bytes", "bytes"), ("host_time", "move_time"))
 _VALUES_OF_1 = (("held@", "activations@"), ("kept@", "stash@"))
 
 
@@ -105,6 +106,24 @@ def _with_form(stage: dict[str, Any], count: Any) -> dict[str, Any]:
     return rest if None in bytes else rest | {"thresholds": dict(zip(("sums", "gathers"), bytes, strict=True))}
 
 
-_STEPS: Mapping[int, Callable[[Any], Any]] = MappingProxyType({1: _from_1, 2: _from_2, 3: _from_3})
+def _from_4(plan: Any) -> Any:
+    """Format 5 has the use of host memory of a stage in a record of its own."""
+    if not isinstance(plan, dict):
+        return plan
+    changed = dict(plan)
+    if isinstance(plan.get("stages"), list):
+        changed["stages"] = [_with_host(s) if isinstance(s, dict) else s for s in plan["stages"]]
+    if isinstance(plan.get("parts"), list):
+        changed["parts"] = [_from_4(part) for part in plan["parts"]]
+    return changed
+
+
+def _with_host(stage: dict[str, Any]) -> dict[str, Any]:
+    host = {new: stage[name] for name, new in _HOST_OF_4 if name in stage}
+    rest = {name: value for name, value in stage.items() if name not in dict(_HOST_OF_4)}
+    return rest | ({"host": host} if host else {})
+
+
+_STEPS: Mapping[int, Callable[[Any], Any]] = MappingProxyType({1: _from_1, 2: _from_2, 3: _from_3, 4: _from_4})
 #: Older formats that can be read.
 READABLE = tuple(_STEPS)

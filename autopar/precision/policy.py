@@ -62,7 +62,7 @@ class Precision:
 
 
 def precision_of(given: str | Precision | None) -> Precision | None:
-    """Precision called by a name, as "bf16".
+    """A `Precision` from its name.
 
     Raises:
         AutoparError: there is none of that name.

@@ -30,7 +30,7 @@ class Jitted:
             return self.function(*arrays)
 
     def as_text(self) -> str:
-        """Optimized HLO of the program."""
+        """Optimized HLO."""
         return str(self.compiled.as_text())
 
     @property

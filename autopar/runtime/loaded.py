@@ -16,12 +16,12 @@ class Shardings(Protocol):
 
     @property
     def input_shardings(self) -> tuple[NamedSharding, ...]:
-        """Sharding of each input."""
+        """One an input."""
         ...
 
     @property
     def output_shardings(self) -> tuple[NamedSharding, ...]:
-        """Sharding of each output."""
+        """One an output."""
         ...
 
 

@@ -29,7 +29,7 @@ class Interleaved(Schedule):
 
     @property
     def name(self) -> str:
-        """Name of the schedule: ``interleaved``."""
+        """``interleaved``."""
         return "interleaved"
 
     @property

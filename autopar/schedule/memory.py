@@ -101,7 +101,7 @@ class WorkerMemory:
 
     @property
     def total(self) -> int:
-        """Bytes of all kinds together."""
+        """All together."""
         return self.live_bytes + self.temporaries
 
 

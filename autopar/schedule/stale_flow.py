@@ -34,7 +34,7 @@ class StaleFlow:
 
     @property
     def stages(self) -> int:
-        """Number of stages, p."""
+        """Their number p."""
         return self.versions.stages
 
     @property

@@ -32,7 +32,7 @@ class UserTable(Schedule):
 
     @property
     def name(self) -> str:
-        """Name of the schedule: ``table``."""
+        """``table``."""
         return "table"
 
     @property

@@ -37,7 +37,7 @@ class PipeDream(_WithoutFlush):
 
     @property
     def name(self) -> str:
-        """Name of the schedule: ``pipedream``."""
+        """``pipedream``."""
         return "pipedream"
 
 
@@ -47,7 +47,7 @@ class PipeDreamVertical(_WithoutFlush):
 
     @property
     def name(self) -> str:
-        """Name of the schedule: ``pipedream-vertical``."""
+        """``pipedream-vertical``."""
         return "pipedream-vertical"
 
 
@@ -60,7 +60,7 @@ class TwoBuffered(_WithoutFlush):
 
     @property
     def name(self) -> str:
-        """Name of the schedule: ``2bw``."""
+        """``2bw``."""
         return "2bw"
 
 

@@ -20,7 +20,7 @@ class ZbH1(Schedule):
 
     @property
     def name(self) -> str:
-        """Name of the schedule: ``zb-h1``."""
+        """``zb-h1``."""
         return "zb-h1"
 
     def table(self, num_stages: int, num_microbatches: int) -> Table:

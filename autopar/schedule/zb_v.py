@@ -18,12 +18,12 @@ class ZbV(Schedule):
 
     @property
     def name(self) -> str:
-        """Name of the schedule: ``zb-v``."""
+        """``zb-v``."""
         return "zb-v"
 
     @property
     def chunks(self) -> int:
-        """Stages that a worker holds: two."""
+        """Two stages a worker."""
         return 2
 
     def table(self, num_stages: int, num_microbatches: int) -> Table:

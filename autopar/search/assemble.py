@@ -10,6 +10,7 @@ from autopar.ir import Graph
 from autopar.ir.fingerprint import fingerprint
 from autopar.plan import (
     CombinedBytes,
+    HostMemory,
     InputRecord,
     OutputRecord,
     Plan,
@@ -95,8 +96,7 @@ def _stage(problem: Problem, sharding_problem: ShardingProblem, sharding: Shardi
         collectives=sharding.communication,
         work_times=sharding.work_times,
         activation_bytes=sharding.activation_bytes,
-        host_bytes=sharding.host_bytes,
-        host_time=sharding.host_s,
+        host=HostMemory(sharding.host_bytes, sharding.host_s),
         weight_stash_bytes=sharding.weight_stash_bytes,
         accumulation_bytes=sharding.accumulation_bytes,
         state_bytes=sharding.state_bytes,

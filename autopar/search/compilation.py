@@ -17,7 +17,7 @@ FormT = TypeVar("FormT")
 
 
 class CompiledProgram(Protocol):
-    """Compiled program with the bytes a device that it needs."""
+    """A program whose need of memory the compiler says."""
 
     @property
     def footprint_bytes(self) -> int:

@@ -13,8 +13,9 @@ from autopar.errors import InfeasiblePlanError
 from autopar.plan import Plan, StepForm
 from autopar.plan.techniques import TECHNIQUES
 from autopar.plan.types import dtype_and_shape
-from autopar.recompute import LEVELS, Level
+from autopar.recompute import Level
 from autopar.search.outcome import Bounded
+from autopar.search.techniques import levels_of
 from autopar.search.trail import Region
 from autopar.search.trials import Trials
 from autopar.sharding.padding import PaddedDim
@@ -30,7 +31,7 @@ def region_of(form: StepForm) -> Region:
 
 def first_configuration(counts: Sequence[int], remat: str) -> StepForm:
     """The configuration that is tried first; arguments as of `one_stage`."""
-    return StepForm(counts[0], "none" if remat == "auto" else next(level for level in LEVELS if level == remat))
+    return StepForm(counts[0], levels_of(remat)[0])
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,7 @@ class StageForms:
     @property
     def levels(self) -> tuple[Level, ...]:
         """Levels of recomputation, the first that is tried first."""
-        first = first_configuration(self.counts, self.remat).remat
-        return tuple(dict.fromkeys((first, *(LEVELS[1:] if self.remat == "auto" else ()))))
+        return levels_of(self.remat)
 
 
 def one_stage(

@@ -10,7 +10,6 @@ from functools import partial
 from msgspec import structs
 
 from autopar.errors import InfeasiblePlanError, MicrobatchError
-from autopar.microbatch import batch_size
 from autopar.plan import Plan, StepForm
 from autopar.search.alpa import alpa
 from autopar.search.anytime import Converted
@@ -31,7 +30,16 @@ from autopar.search.outcome import Bounded
 from autopar.search.problem import Problem
 from autopar.search.registry import Strategy, names_plan
 from autopar.search.source import FormedStep, StepSource
-from autopar.search.techniques import BACKWARD_UPDATE, BLOCKS, LAYERED_UPDATE, PADDING, SEGMENTS, Asked
+from autopar.search.techniques import (
+    BACKWARD_UPDATE,
+    BLOCKS,
+    HOST_UPDATE,
+    LAYERED_UPDATE,
+    MICROBATCHES,
+    PADDING,
+    SEGMENTS,
+    Asked,
+)
 from autopar.search.trials import Trials
 
 
@@ -52,7 +60,7 @@ class OneStagePlanner:
     ) -> Plan | Bounded:
         """The plan of one stage in the first configuration, where memory is ample; arguments as of `best`."""
         roomy = replace(problem, subproblem=replace(problem.subproblem, ample_memory=True))
-        job, asked = problem.job, self._asked(problem, step)
+        job, asked = problem.job, self._asked(problem, step, counts)
         blocks = next(iter(BLOCKS.options(asked)), 0)
         first = first_configuration(counts or [1], job.remat)
         if blocks and problem.request.attention == "blocks":
@@ -82,12 +90,11 @@ class OneStagePlanner:
             InfeasiblePlanError: nothing fits the memory.
             MicrobatchError: the step cannot be cut into the number of microbatches that was asked for.
         """
-        job, size = problem.job, batch_size(problem.graph) or 1
-        possible = [2**k for k in range(size.bit_length())] if counts is None else counts
+        job, asked = problem.job, self._asked(problem, step, counts)
+        possible = MICROBATCHES.options(asked) or (1,) if counts is None else counts
         may_fit: Callable[[Sequence[int]], Sequence[int]] = partial(counts_that_may_fit, problem, step)
         if cutoff_s < math.inf and job.offload == "none" and not is_tiny(problem) and len(possible) > 2:
             possible, may_fit = may_fit(possible), tuple
-        asked = self._asked(problem, step)
         blocks = next(iter(BLOCKS.options(asked)), 0)
         attempt = self._attempt(problem, step)
         trials = Trials(attempt)
@@ -98,7 +105,7 @@ class OneStagePlanner:
             offload=job.offload != "none",
             demanded=job.offload == "layers",
             layered_updates=LAYERED_UPDATE.options(asked) or (False,),
-            host_update=job.offload == "auto" and not asked.named,
+            host_update=bool(HOST_UPDATE.options(asked)),
             backward_update=lambda: bool(BACKWARD_UPDATE.options(asked)),
             may_fit=may_fit,
             segments=partial(SEGMENTS.options, asked),
@@ -128,10 +135,11 @@ class OneStagePlanner:
             plan = _noted(plan, step.update_in_backward()[1])
         return self._bounded(problem, counts, plan)
 
-    def _asked(self, problem: Problem, step: StepSource) -> Asked:
-        """Question to techniques about a step."""
+    def _asked(self, problem: Problem, step: StepSource, counts: Sequence[int] | None) -> Asked:
+        """Question to techniques about a step; arguments as of `best`."""
+        job = replace(problem.job, num_microbatches=counts[0] if counts else None)
         return Asked(
-            problem,
+            replace(problem, job=job),
             named=names_plan(self.strategy),
             updates_by_layer=step.may_update_by_layer,
             updates_in_backward=lambda: step.update_in_backward()[0],

@@ -63,7 +63,7 @@ class ReshardStep:
 
     @property
     def is_local(self) -> bool:
-        """Whether devices send nothing in this step."""
+        """Whether nothing is sent."""
         return self.kind in LOCAL_KINDS
 
     @property

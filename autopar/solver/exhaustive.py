@@ -33,7 +33,7 @@ class ExhaustiveSolver:
 
     @property
     def name(self) -> str:
-        """Name of the solver: ``exhaustive``."""
+        """``exhaustive``."""
         return "exhaustive"
 
     @property

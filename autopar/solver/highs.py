@@ -37,7 +37,7 @@ class HighsSolver:
 
     @property
     def name(self) -> str:
-        """Name of the solver: ``highs``."""
+        """``highs``."""
         return "highs"
 
     @property

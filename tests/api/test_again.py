@@ -16,6 +16,7 @@ from autopar.search.again import ALTERNATIVES
 from examples import gpt
 from tests.api.steps import CLUSTER
 from tests.api.test_eval import batch, new_state, train_step
+from tests.end_to_end.test_padding_in_stages import model as uneven
 from tests.end_to_end.test_segments import activations, least_bytes
 from tests.end_to_end.test_update_in_backward import TIMES, adam, state_bytes
 from tests.search.problems import toy
@@ -60,11 +61,14 @@ def test_alternatives_of_a_plan_in_blocks_are_the_plans_asked_for_by_name(microb
 
 def drawn_problem(number: int) -> tuple[str, Any, Any, dict[str, Any]]:
     """A technique, a step whose plan has it, its arguments, and what is asked for, drawn by number."""
-    rng, technique = random.Random(number), ("block_scores", "", "segment_layers", "backward_update")[number % 4]
+    rng, technique = random.Random(number), ("block_scores", "padded", "segment_layers", "backward_update")[number % 4]
     asked: dict[str, Any] = {"num_stages": 1, "num_microbatches": 1}
     if technique == "block_scores":
         step, args = gpt.build("tiny", abstract=True, layers=1, hidden=16, heads=4, vocab=16, seq=16, batch=8)
         return technique, step, args, {**asked, "cluster": toy(rng.choice((2, 4))), "attention": "blocks"}
+    if technique == "padded":
+        step, args = uneven(vocab=rng.choice((15, 33)), width=rng.choice((9, 15)), layers=rng.choice((2, 3)))
+        return technique, step, args, {**asked, "cluster": toy(rng.choice((2, 4)), flops=1e11, bandwidth=1e12)}
     devices = rng.choice((1, 2))
     asked |= {"cluster": toy(devices, flops=1e12, bandwidth=1e11), "batch_argnums": 1, "donate_argnums": 0}
     if technique == "segment_layers":
@@ -79,7 +83,7 @@ def drawn_problem(number: int) -> tuple[str, Any, Any, dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [n for n in range(10) if n % 4 != 1])
 def test_alternatives_of_drawn_plans_are_the_plans_asked_for_by_name(x64: None, number: int) -> None:
-    """Of plans with blocks, segments and layers updated in the backward loop; some have none."""
+    """Of plans with blocks, padding, segments and layers updated in the backward loop; some have none."""
     technique, step, args, asked = drawn_problem(number)
     found = autopar.parallelize(step, **asked).plan(*args)
     assert getattr(found.stages[0].form, technique)

@@ -13,9 +13,9 @@ from jax import lax
 
 from autopar import Plan, parallelize
 from autopar.errors import InfeasiblePlanError
+from autopar.ir.layer_loops import is_segmented
 from autopar.ir.loops import Scan
 from autopar.ir.phases import is_stage_loop
-from autopar.ir.segments import is_segmented
 from autopar.lower.pipeline.build import lower_pipeline
 from autopar.lower.pipeline.source import TracedStages
 from autopar.lower.split_layers import split_layers
@@ -26,6 +26,7 @@ from autopar.runtime.loaded import LoadedProgram
 from autopar.stages.layers import forward_operators, members_of
 from tests.end_to_end.compare import difference
 from tests.end_to_end.deep import MODELS
+from tests.end_to_end.test_checkpoints_on_host import cluster as with_hosts
 from tests.microbatch.running import traced
 from tests.runtime_ray.pipelines import furthest, numbers, thread_cluster
 from tests.search.problems import toy
@@ -88,22 +89,17 @@ def test_stages_in_segments_have_the_values_of_the_step(x64: None) -> None:
     assert carried_out(step, args, loaded)[1] < 1e-14
 
 
-def assert_lists_give_the_same_bits(step: Any, args: Any, program: Any, devices: int) -> None:
-    """Lists of many hosts give what a pipeline of this process gives."""
-    call, leaves = parallelize(step, cluster=toy(1)).trace(*args), jax.tree.leaves(args)
-    found, split = call.pure.traced(call.signature), program.split_step
-    world = load_lists(found, split, program.lowered, jax.devices()[:devices], program.donated)
-    results = [p.run(p.place_all(c), c) for p in (program, world) for c in [[np.array(leaf) for leaf in leaves]]]
-    for a, b in zip(*results, strict=True):
-        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
-
-
 @pytest.mark.slow
 def test_lists_of_many_hosts_give_the_same_bits(x64: None) -> None:
     step, args = chain()
     plan = planned(step, args, 2, 100_000, **TWO)
     program, _ = carried_out(step, args, plan)
-    assert_lists_give_the_same_bits(step, args, program, 2)
+    call, leaves = parallelize(step, cluster=toy(1)).trace(*args), jax.tree.leaves(args)
+    found, split = call.pure.traced(call.signature), program.split_step
+    world = load_lists(found, split, program.lowered, jax.devices()[:2], program.donated)
+    results = [p.run(p.place_all(c), c) for p in (program, world) for c in [[np.array(leaf) for leaf in leaves]]]
+    for a, b in zip(*results, strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
 
 @pytest.mark.slow
@@ -117,6 +113,24 @@ def test_workers_of_ray_run_segments(x64: None) -> None:
         assert [s.form.segment_layers for s in compiled.plan.stages] == [1, 1]
         results = [numbers(x) for x in jax.tree.leaves(compiled(*jax.tree.map(np.array, args)))]
     assert furthest(results, [numbers(x) for x in jax.tree.leaves(jax.jit(step)(*args))]) < 1e-11
+
+
+def test_what_enters_segments_of_microbatches_in_flight_waits_on_hosts(x64: None) -> None:
+    """Under what segments need on devices, with more microbatches in flight than move at a time."""
+    step, args = chain()
+    asked = {"num_stages": 2, "num_microbatches": 8, "schedule": "gpipe", "donate_argnums": 0, "offload": "auto"}
+
+    def within(limit: float, **options: Any) -> Plan:
+        call = parallelize(step, cluster=with_hosts(2, 1e9), memory_limit=int(limit), **{**asked, **options})
+        return call.plan(*args)
+
+    with pytest.raises(InfeasiblePlanError) as error:
+        within(1000, offload="none")
+    assert error.value.least_bytes is not None
+    plan = within(0.9 * error.value.least_bytes)
+    assert all(s.form.segment_layers and s.form.activations_offloaded for s in plan.stages)
+    assert plan.peak_memory <= 0.9 * error.value.least_bytes
+    assert carried_out(step, args, Plan.from_json(plan.to_json()))[1] < 1e-14
 
 
 @pytest.mark.slow

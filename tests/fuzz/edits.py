@@ -273,7 +273,7 @@ class Edits:
 #: Entries of which no program depends on the value.
 _PREDICTED = frozenset({
     "step_time", "peak_memory", "choices", "search", "notes", "rewrites", "product_flops", "memory_limit",
-    "compute_time", "memory", "collectives", "work_times", "activation_bytes", "host_bytes", "host_time",
+    "compute_time", "memory", "collectives", "work_times", "activation_bytes", "host",
     "weight_stash_bytes", "accumulation_bytes", "state_bytes", "received_bytes", "axis_roles",
 })  # fmt: skip
 

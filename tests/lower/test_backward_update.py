@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.ir import Graph
-from autopar.ir.in_place import replaced_in_place
+from autopar.ir.layer_loops import replaced_in_place
 from autopar.ir.loops import Scan
 from autopar.ir.phases import phase_of
-from autopar.lower.backward_rows import backward_rows, kept_note
-from autopar.lower.backward_update import update_in_backward, updated_in_backward
+from autopar.lower.layer_rows import backward_updates
+from autopar.lower.layered import update_in_backward, updated_in_backward
 from tests.microbatch.running import run, traced
 
 OPTIMIZERS = {
@@ -190,8 +190,8 @@ def test_what_needs_all_gradients_is_refused(x64: None, optimizer: Any, metric: 
     assert updated_in_backward(plain) is plain
     possible, note = update_in_backward(plain.graph)
     assert not possible and note.startswith("1.3 kB of gradients of stacks are kept") and why in note
-    rows = backward_rows(plain.graph)
-    assert len(rows.kept) == 3 and kept_note(plain.graph, rows) == note
+    updates = backward_updates(plain.graph)
+    assert len(updates.kept) == 3 and updates.note(plain.graph) == note
 
 
 def test_a_parameter_that_is_read_afterwards_is_updated_behind_the_loop(x64: None) -> None:

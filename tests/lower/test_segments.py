@@ -14,13 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.ir import Graph, Operator
-from autopar.ir.in_place import replaced_in_place
+from autopar.ir.layer_loops import is_segmented, loop_pairs, replaced_in_place, segment_lengths, sliced_inside
 from autopar.ir.loops import Scan
 from autopar.ir.phases import phase_of
-from autopar.ir.segment_loops import loop_pairs, segment_lengths
-from autopar.ir.segments import is_segmented, sliced_inside
-from autopar.lower.backward_update import updated_in_backward
-from autopar.lower.segments import in_segments
+from autopar.lower.layered import in_segments, updated_in_backward
 from tests.lower.test_backward_update import model
 from tests.microbatch.running import assert_same_in_microbatches, run, step_of, traced
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -14,7 +15,7 @@ from autopar._compat import private
 from autopar._compat.private import write_whole
 from autopar.cluster import Cluster
 from autopar.errors import PlanMismatchError
-from autopar.plan import FORMAT_VERSION, CombinedBytes, Plan, Stage, StepForm
+from autopar.plan import FORMAT_VERSION, CombinedBytes, HostMemory, Plan, Stage, StepForm
 from tests.plan.plans import plans, small_plan
 
 
@@ -109,7 +110,23 @@ def test_what_a_stage_was_turned_into_is_nested_and_read_from_format_3() -> None
     count = document["plan"]["num_microbatches"]
     assert first.form == StepForm(count, "full", ("b",), segment_layers=2, padded=(("w", 0, 8),), slices_ahead=1)
     assert second.form == StepForm(count) and first.thresholds == CombinedBytes(5, 7)
-    assert len(Stage.__struct_fields__) <= 19
+
+
+def test_host_memory_of_format_4_is_nested_and_its_digest_proves_the_plan() -> None:
+    document = json.loads(small_plan().to_json())
+    document["plan"]["stages"][0]["host"] = {"bytes": 4096, "move_time": 0.5}
+    new = Plan.from_json(json.dumps(document))
+    document["plan"]["stages"][0] |= {"host_bytes": 4096, "host_time": 0.5}
+    del document["plan"]["stages"][0]["host"], document["digest"]
+    document["autopar_plan"] = 4
+    digest = hashlib.sha256(msgspec.json.encode(document, order="deterministic")).hexdigest()
+    old, changed = (Plan.from_json(json.dumps({**document, "digest": d})) for d in (digest, "0" * 64))
+    assert old == changed == new and not old.unproven and changed.unproven
+    assert old.stages[0].host == HostMemory(4096, 0.5) and (old.stages[0].host_bytes, old.stages[0].host_time) == (
+        4096,
+        0.5,
+    )
+    assert len(Stage.__struct_fields__) <= 18
 
 
 def test_the_cluster_is_nested_and_its_text_of_format_2_is_read() -> None:

@@ -87,7 +87,7 @@ def test_figures_of_one_name_are_one_figure(seed):
     # Of other plans only, or of options by estimates, which are called so.
     named = {s.title for s in sections(plan) if {"step time", "peak memory"}.intersection(s.header)}
     assert named <= {AGAINST}
-    exposed = max(s["step_time"] - s["compute_time"] - s.get("host_time", 0.0) for s in stages)
+    exposed = max(s["step_time"] - s["compute_time"] - s.get("host", {}).get("move_time", 0.0) for s in stages)
     total = max(sum(c["seconds"] for c in s.get("collectives", ()) if c["kind"] != "send") for s in stages)
     stated = re.compile(r"([\d.]+ \w+) in total(?: on the stage with most)?, ([\d.]+ \w+) exposed")
     for shown in (text, page):

@@ -379,7 +379,7 @@ DAMAGES = {
     "other key": lambda raw: gzip.compress(gzip.decompress(raw).replace(KEY.encode(), b"f" * 64, 1)),
     "no plan": lambda raw: gzip.compress(f"{KEY}\n{{}}".encode()),
     "other version": lambda raw: gzip.compress(
-        gzip.decompress(raw).replace(b'"autopar_plan": 4', b'"autopar_plan": 0')
+        gzip.decompress(raw).replace(b'"autopar_plan": 5', b'"autopar_plan": 0')
     ),
     "not text": lambda raw: gzip.compress(KEY.encode() + b"\n\xff\xfe"),
 }

@@ -8,24 +8,41 @@ import pytest
 
 from autopar.api.steps import TracedStep
 from autopar.cost import CostModel
+from autopar.errors import InfeasiblePlanError
+from autopar.frontend import Traced
 from autopar.lower.techniques import FIRST
 from autopar.lower.techniques import TECHNIQUES as LOWERED
 from autopar.plan import StepForm
 from autopar.plan.techniques import TECHNIQUES as NAMED
 from autopar.search import Problem
+from autopar.search.alpa import alpa
 from autopar.search.job import Job, Request
+from autopar.search.single_stage import problem_in_form
 from autopar.search.techniques import TECHNIQUES, Asked
+from autopar.sharding.padding import candidates
+from examples import gpt
+from tests.end_to_end.test_checkpoints_on_host import cluster as with_hosts
+from tests.end_to_end.test_padding_in_stages import model as uneven
+from tests.end_to_end.test_segments import activations
+from tests.end_to_end.test_update_in_backward import adam
 from tests.lower.test_techniques import ALONE, made
-from tests.search.problems import toy
+from tests.microbatch.running import traced
 
 #: By technique the options that let it be tried.
-ASKED: dict[str, dict[str, Any]] = {"layered_update": {"offload": "auto"}, "block_scores": {"attention": "blocks"}}
+ASKED: dict[str, dict[str, Any]] = {
+    "layered_update": {"offload": "auto"},
+    "block_scores": {"attention": "blocks"},
+    "host_update": {"offload": "auto"},
+    "activations_offloaded": {"offload": "auto"},
+}
+#: Techniques that change where things lie, and no graph.
+PLACES = ("host_update", "activations_offloaded")
 
 
 def asked(name: str, **options: Any) -> tuple[Asked, TracedStep]:
     """A model with some options on two devices."""
     found, _, _ = made(name)
-    step, cluster = TracedStep(found, (), (), 2), toy(2)
+    step, cluster = TracedStep(found, (), (), 2), with_hosts(2, 1e9)
     wishes = {"padding": True, **{k: v for k, v in options.items() if k in ("padding", "attention")}}
     job = Job(**{k: v for k, v in options.items() if k not in wishes and k != "attention"})
     problem = Problem(found.graph, cluster, CostModel(cluster), Request(**wishes), job)
@@ -33,13 +50,13 @@ def asked(name: str, **options: Any) -> tuple[Asked, TracedStep]:
         "updates_by_layer": step.may_update_by_layer,
         "updates_in_backward": lambda: step.update_in_backward()[0],
     }
-    return Asked(problem, **answers), step
+    return Asked(problem, **answers, in_flight=8), step
 
 
 def test_order_and_names_are_those_of_lowering() -> None:
     applied = [t.field for t in (*FIRST, *LOWERED)]
-    assert [f for f in applied if f in TECHNIQUES] == list(TECHNIQUES)
-    assert {t.field for t in NAMED} - TECHNIQUES.keys() == {"microbatches", "remat", "host_update"}
+    assert [*applied, *PLACES] == list(TECHNIQUES)
+    assert {t.field for t in NAMED} <= TECHNIQUES.keys()
 
 
 @pytest.mark.few(5)
@@ -50,10 +67,11 @@ def test_what_is_offered_changes_the_step(x64: None, name: str, field: str) -> N
     technique = TECHNIQUES[field]
     options = technique.options(question)
     assert bool(options) != bool(technique.obstacle(question))
-    taken = [value for value in options if value]
+    taken = [value for value in options if value != getattr(StepForm(), field)]
     assert not taken or field not in ALONE[name]
     for value in taken:
-        assert step.in_form(StepForm(**{field: value})).graph != question.problem.graph
+        changed = step.in_form(StepForm(**{field: value})).graph != question.problem.graph
+        assert changed == (field not in PLACES)
         assert all(isinstance(note, str) for note in technique.notes(question.problem.graph, value))
 
 
@@ -63,7 +81,55 @@ OUT = {
     "segment_layers": {"remat": "selective"},
     "layered_update": {"offload": "none"},
     "block_scores": {"attention": "plain"},
+    "microbatches": {"num_microbatches": 1},
+    "remat": {"remat": "none"},
+    "host_update": {"offload": "none"},
+    "activations_offloaded": {"offload": "none"},
 }
+
+
+def attention() -> tuple[Any, Any]:
+    """A block of a GPT whose scores are most of its memory."""
+    return gpt.build("tiny", layers=1, hidden=16, heads=4, vocab=16, seq=64, batch=4, scan=False, dtype="float64")
+
+
+#: By technique a step whose least memory it lowers, the value, and options. Activations of microbatches in flight are
+#: those of stages: see `tests/schedule`.
+SMALLER: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "padded": (lambda: uneven(vocab=255, width=15), None, {}),
+    "remat": (lambda: uneven(vocab=16, width=16, rows=2048, layers=12), "full", {}),
+    "backward_update": (adam, True, {}),
+    "segment_layers": (lambda: activations(remat=False), 4, {}),
+    "layered_update": (adam, True, {"offload": "layers"}),
+    "microbatches": (lambda: activations(remat=False), 4, {}),
+    "block_scores": (attention, 1, {}),
+    "host_update": (adam, True, {"offload": "auto"}),
+}
+
+
+def least_bytes(form: StepForm, found: Traced, devices: int, options: dict[str, Any]) -> int:
+    """Bytes that the least plan of a form needs, by the error of one that has far too few."""
+    step, cluster = TracedStep(found, (), (), devices), with_hosts(devices, 1e9)
+    donated = frozenset(i.name for i in found.graph.inputs if i.role in ("parameter", "optimizer"))
+    job = Job(**options, memory_limit_bytes=100, donated=donated)
+    problem = problem_in_form(Problem(found.graph, cluster, CostModel(cluster), Request(), job), step.in_form(form))
+    with pytest.raises(InfeasiblePlanError) as error:
+        alpa(problem)
+    assert error.value.least_bytes is not None
+    return error.value.least_bytes
+
+
+@pytest.mark.parametrize("field", [pytest.param(f, marks=() if f == "remat" else pytest.mark.slow) for f in SMALLER])
+def test_predicted_memory_falls(x64: None, field: str) -> None:
+    """By a twentieth at least, of the least that any sharding needs."""
+    build, value, options = SMALLER[field]
+    found, _ = traced(*build())
+    devices = 1
+    if field == "padded":  # one device divides all dims
+        devices, value = 2, tuple(c.representative(found.graph) for c in candidates(found.graph, 2, 0.5))
+    plain = least_bytes(StepForm(), found, devices, options)
+    assert least_bytes(StepForm(**{field: value}), found, devices, options) < 0.95 * plain
+    assert SMALLER.keys() | {"activations_offloaded"} == TECHNIQUES.keys()
 
 
 @pytest.mark.parametrize("field", list(TECHNIQUES))

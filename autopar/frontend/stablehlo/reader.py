@@ -35,7 +35,7 @@ class Operation:
 
     @property
     def name(self) -> str:
-        """Name with its dialect, as ``stablehlo.add``."""
+        """``stablehlo.add``."""
         return str(self.op.operation.name)
 
     @property

@@ -59,7 +59,7 @@ class WorkerRow:
 
     @property
     def ratio(self) -> float:
-        """Predicted bytes over those that the compiler says."""
+        """Predicted over compiled."""
         return self.predicted / max(1, self.compiled.total)
 
     @property

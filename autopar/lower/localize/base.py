@@ -14,11 +14,10 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.extend.core import Primitive
 
-from autopar._compat.dtypes import numpy_dtype
+from autopar._compat.literals import scalar_of
 from autopar.ir import Layout, Literal, Operator, TensorType
 from autopar.lower.callback_errors import CallbackErrors
 
@@ -145,14 +144,4 @@ def as_bytes(collective: Callable[[Any], Any], array: Any) -> Any:
 
 def scalar(literal: Literal) -> Any:
     """The numpy scalar of a literal."""
-    value = complex(literal.text) if literal.type.dtype.startswith("c") else _number(literal.text)
-    return np.asarray(value, numpy_dtype(literal.type.dtype))
-
-
-def _number(text: str) -> Any:
-    if text in ("True", "False"):
-        return text == "True"
-    try:
-        return int(text)
-    except ValueError:
-        return float(text)
+    return scalar_of(literal.text, literal.type.dtype)

@@ -13,25 +13,15 @@ from jax import lax
 
 from autopar.frontend import BoundGraph
 from autopar.frontend.labels import Labels
+from autopar.frontend.spliced import may_splice, spliced
 from autopar.ir import Graph, Input, Layout, Literal, Operator, Output
 from autopar.ir.phases import marks_of
 from autopar.ir.primitives import ALIASES
 from autopar.lower.decisions import Sharded
 from autopar.lower.interpreter import Interpreter
 from autopar.lower.localize.base import bind, scalar
-from autopar.lower.recompute import for_copies, recomputed_bound
 from autopar.microbatch import AXIS, Microbatching, pseudo_mesh
-from autopar.recompute import Level, Phases
 from autopar.sharding.reshard import PathTables
-
-
-@dataclass(frozen=True)
-class BackwardRecomputation:
-    """Recomputation in the backward pass of a microbatch; see `autopar.recompute.recomputed`."""
-
-    phases: Phases
-    layers: tuple[tuple[str, ...], ...]
-    level: Level
 
 
 @dataclass
@@ -41,15 +31,17 @@ class Recorder:
     Args:
         labels: what was handed out.
         copies: operators that stand for others, by id: those that run again in the backward pass.
+        splices: whether the trace is for `build_graph` alone, so that operators may be taken over without jax.
     """
 
     labels: Labels = field(default_factory=Labels)
     copies: dict[str, str] = field(default_factory=dict)
+    splices: bool = False
 
     @staticmethod
-    def behind(program: BoundGraph) -> Recorder:
-        """For another trace of ``program``, whose regions may have marks of earlier traces."""
-        return Recorder(Labels.behind(program.labels))
+    def behind(program: BoundGraph, *, splices: bool = False) -> Recorder:
+        """For another trace of ``program``, whose regions may have marks of earlier traces; ``splices`` as above."""
+        return Recorder(Labels.behind(program.labels), splices=splices)
 
     @contextmanager
     def around(self, op: Operator) -> Iterator[None]:
@@ -86,20 +78,29 @@ def part_of(bound: BoundGraph, ids: Sequence[str], inputs: Sequence[Input], outp
 
 
 def run_whole(part: BoundGraph, values: Mapping[str, Any], recorder: Recorder) -> dict[str, Any]:
-    """Every value of ``part``, computed with jax's own primitives from the ``values`` of its inputs."""
-    env = dict(values)
+    """Every value of ``part`` from the ``values`` of its inputs: taken over by the trace, or by jax's primitives."""
+    env, unchanged = dict(values), list[Operator]()
 
     def read(operand: Any) -> Any:
         return scalar(operand) if isinstance(operand, Literal) else env[operand]
+
+    def splice() -> None:
+        env.update(spliced(unchanged, part.bounds, recorder.copies, env) if unchanged else {})
+        unchanged.clear()
 
     for op in part.graph.operators:
         if op.primitive == "constant" and op.id in part.constants:
             env[op.results[0].name] = jnp.asarray(part.constants[op.id])
             continue
+        if recorder.splices and may_splice(op):
+            unchanged.append(op)
+            continue
+        splice()
         bound = part.bounds[op.id]
         with recorder.around(op):
             outputs = bind(bound.primitive, bound.params, [read(o) for o in op.operands])
         env.update(zip((v.name for v in op.results), outputs, strict=True))
+    splice()
     return env
 
 
@@ -117,7 +118,6 @@ def microbatch_function(
     ids: Sequence[str],
     taken: Sequence[str],
     wanted: Sequence[tuple[str, Layout | None]],
-    recomputation: BackwardRecomputation | None = None,
     states: Mapping[str, Layout] | None = None,
 ) -> Callable[[Any, Sequence[Any]], list[Any]]:
     """The function of one microbatch: (its number, pieces of ``taken``) -> pieces of ``wanted``.
@@ -129,15 +129,10 @@ def microbatch_function(
         ids: operators of the loop to run, in running order.
         taken: values that they take from elsewhere.
         wanted: values asked for, each with its layout over the axis of microbatches; None for the one it has.
-        recomputation: what the backward pass recomputes; None for nothing.
         states: from `value_layouts`, where they are known.
     """
     graph = bound.graph
     part = part_of(bound, ids, [Input(n, graph.types[n]) for n in taken], [n for n, _ in wanted])
-    copies: Mapping[str, str] = {}
-    if recomputation is not None:
-        part, copies = recomputed_bound(part, recomputation.phases, recomputation.layers, recomputation.level)
-        recorder.copies.update(copies)
     if microbatching.count == 1:
 
         def at_once(number: Any, arrays_of_microbatch: Sequence[Any]) -> list[Any]:
@@ -149,12 +144,11 @@ def microbatch_function(
     layouts = [states[n] for n in taken]
     targets = [states[n] if k is None else k for n, k in wanted]
     tables = PathTables(pseudo_mesh(microbatching.count), _never)
-    operands, results = for_copies(microbatching.operands, copies), for_copies(microbatching.results, copies)
 
     def microbatch(number: Any, arrays_of_microbatch: Sequence[Any]) -> list[Any]:
         decisions = Sharded(
-            operands,
-            results,
+            microbatching.operands,
+            microbatching.results,
             {},
             tables,
             index=lambda axes: number,

@@ -40,7 +40,7 @@ def retraced_bound(
         shapes: of its inputs, as jax knows them.
         run: as of `retraced`.
     """
-    graph, recorder = bound.graph, Recorder.behind(bound)
+    graph, recorder = bound.graph, Recorder.behind(bound, splices=True)
 
     def step(*arrays: Any) -> list[Any]:
         env = run(dict(zip((i.name for i in graph.inputs), arrays, strict=True)), recorder)

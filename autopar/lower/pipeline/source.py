@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar, overload
 
 from msgspec import structs
@@ -14,15 +15,14 @@ from autopar.ir import Graph
 from autopar.ir.phases import is_stage_loop
 from autopar.ir.verify import verify
 from autopar.lower.blockwise import blockwise_bound
-from autopar.lower.microbatch.parts import BackwardRecomputation
+from autopar.lower.layer_loop import with_layer_loops
+from autopar.lower.layered import loops_in_segments
 from autopar.lower.padded import run_padded
-from autopar.lower.pipeline.stage_graph import StageGraph, rewritten, stage_graph, with_body
+from autopar.lower.pipeline.stage_graph import StageGraph, rewritten, run_recomputed, stage_graph, with_body
 from autopar.lower.pipeline.updated import UpdatedParts, updated_parts, with_state, with_update
-from autopar.lower.segments import run_in_segments
 from autopar.lower.step import Step
 from autopar.microbatch import Microbatching, analyze, analyze_with_barrier
 from autopar.plan import StepForm
-from autopar.recompute import Phases
 from autopar.search.source import Sliced
 from autopar.sharding.padding import renamed_dims
 from autopar.solver.meter import Meter, Work
@@ -58,7 +58,7 @@ class _Cut:
 
 
 class _OnDemand(Sequence[Item]):
-    """Items that are made when they are first asked for.
+    """Items that are formed when they are first asked for.
 
     Args:
         size: number of them.
@@ -107,7 +107,9 @@ class TracedStages:
     counts: dict[int, Microbatching] = field(default_factory=dict)
     cuts: dict[tuple[int, _Members], _Cut] = field(default_factory=dict)
     tables: dict[tuple[int, tuple[str, ...]], KindTable] = field(default_factory=dict)
-    traced: dict[tuple[object, ...], tuple[StageGraph, StageKind, str]] = field(default_factory=dict)
+    kinds: dict[tuple[object, ...], tuple[_Cut, int]] = field(default_factory=dict)
+    bases: dict[tuple[object, ...], StageGraph] = field(default_factory=dict)
+    traced: dict[tuple[object, ...], tuple[StageGraph, str]] = field(default_factory=dict)
 
     def with_stages_after(self, after: tuple[tuple[int, ...], ...]) -> TracedStages:
         """The same step where stages are a graph, each after those that ``after`` says."""
@@ -125,7 +127,7 @@ class TracedStages:
         return self.counts[count]
 
     def slice(self, count: int, members: Sequence[Sequence[str]]) -> Sliced:
-        """The step cut into stages, each made when it is asked for.
+        """The step cut into stages, each formed when it is asked for.
 
         Of isomorphic stages one is traced; the others are it under other names.
         """
@@ -152,7 +154,8 @@ class TracedStages:
 
     def stage_graph(self, members: Sequence[Sequence[str]], stage: int, form: StepForm) -> StageGraph:
         """A stage in a form with what running it needs."""
-        return self._stage(self._cut(form.microbatches, members), stage, form)
+        cut = self._cut(form.microbatches, members)
+        return self._in_form(cut, stage, form, cut.layers(stage, form), {})
 
     def _cut(self, count: int, members: Sequence[Sequence[str]]) -> _Cut:
         key = (count, tuple(tuple(m) for m in members))
@@ -178,7 +181,7 @@ class TracedStages:
         return self.tables[key]
 
     def _planned(self, cut: _Cut, stage: int, form: StepForm) -> tuple[Graph, Mapping[str, str]]:
-        """The graph of a stage and the origins of its operators: traced, or an isomorphic stage under other names."""
+        """The graph of a stage and the origins of its operators: of the first isomorphic stage, under other names."""
         kind, name = cut.kind(stage), f"{self.step.graph.name}/stage {cut.parts[stage].stage}"
         at = {id: n for n, id in enumerate(kind.operators)}
         # An operator of the forward pass that joins terms of several stages runs after the loop, and not again.
@@ -187,10 +190,15 @@ class TracedStages:
         numbers = {str(v): str(n) for n, v in enumerate(cut.parts[stage].graph_inputs)}
         unnamed = structs.replace(form.of_graph, layer_ends=None, padded=renamed_dims(form.padded, numbers))
         key = (kind.key, unnamed, layers)
+        first_cut, first = self.kinds.setdefault((kind.key, form.microbatches), (cut, stage))
+        old = first_cut.kind(first)
         if key not in self.traced:
             digest = hashlib.sha256(repr(key).encode()).hexdigest()[:24]
-            self.traced[key] = self._stage(cut, stage, form), kind, digest
-        source, old, digest = self.traced[key]
+            names = {str(n): str(v) for n, v in enumerate(first_cut.parts[first].graph_inputs)}
+            there = structs.replace(form, padded=renamed_dims(unnamed.padded, names))
+            ids = tuple(tuple(old.operators[n] for n in layer) for layer in layers)
+            self.traced[key] = self._in_form(first_cut, first, there, ids, self.bases), digest
+        source, digest = self.traced[key]
         self.meter.keep(f"traced {digest}", Meter({Work.TRACED: len(source.graph.operators)}))
         if old is kind:
             return source.graph, _origins(source)
@@ -202,12 +210,44 @@ class TracedStages:
             return None
         return updated_parts(self.step.graph, cut.map.microbatching, cut.parts[stage])
 
-    def _stage(self, cut: _Cut, stage: int, form: StepForm) -> StageGraph:
-        parts, microbatching, recomputed = cut.parts[stage], cut.map.microbatching, None
+    def _in_form(
+        self, cut: _Cut, stage: int, form: StepForm, layers: _Members, bases: dict[tuple[object, ...], StageGraph]
+    ) -> StageGraph:
+        """A stage in a form.
+
+        Args:
+            cut: the step cut into stages.
+            stage: number of the stage.
+            form: the form.
+            layers: ids of the operators of each layer, where something is recomputed.
+            bases: stages as they are cut, by kind: each is traced once, and its forms are rewritten from it.
+        """
+        parts = cut.parts[stage]
+        key = (cut.kind(stage).key, form.microbatches, form.backward_update)
+        formed = bases.get(key) or self._cut_out(cut, stage, form)
+        bases[key] = formed
         if form.remat != "none":
-            recomputed = BackwardRecomputation(
-                Phases.of(self.step.graph, parts.body, parts.backward), cut.layers(stage, form), form.remat
+            formed = with_body(formed, partial(run_recomputed, parts, layers, form.remat))
+        if form.backward_update:
+            formed = with_update(formed)
+        if form.padded:
+            formed = rewritten(formed, lambda bound, env, recorder: run_padded(bound, form.padded, env, recorder))
+        if form.segment_layers:
+            formed = with_body(
+                formed,
+                lambda body, env, recorder: with_layer_loops(
+                    body, loops_in_segments(body.graph, form.segment_layers), env, recorder
+                ),
             )
+        if form.backward_update:
+            formed = with_state(formed)
+        formed = replace(formed, program=blockwise_bound(formed.program, self.block_scores))
+        verify(formed.graph)
+        return formed
+
+    def _cut_out(self, cut: _Cut, stage: int, form: StepForm) -> StageGraph:
+        """A stage as it is cut, or with the update of its layers in its loop over microbatches."""
+        parts, microbatching = cut.parts[stage], cut.map.microbatching
         if form.backward_update:
             updated = self._updated(cut, stage)
             if updated is None:
@@ -217,22 +257,7 @@ class TracedStages:
                     remedy="plan again: the function, or what is applied before, changed it",
                 )
             parts, microbatching = updated.parts, updated.microbatching
-        traced_stage = stage_graph(self.step, microbatching, parts, recomputed)
-        if form.backward_update:
-            traced_stage = with_update(traced_stage)
-        if form.padded:
-            traced_stage = rewritten(
-                traced_stage, lambda bound, env, recorder: run_padded(bound, form.padded, env, recorder)
-            )
-        if form.segment_layers:
-            traced_stage = with_body(
-                traced_stage, lambda body, env, recorder: run_in_segments(body, form.segment_layers, env, recorder)
-            )
-        if form.backward_update:
-            traced_stage = with_state(traced_stage)
-        traced_stage = replace(traced_stage, program=blockwise_bound(traced_stage.program, self.block_scores))
-        verify(traced_stage.graph)
-        return traced_stage
+        return stage_graph(self.step, microbatching, parts)
 
 
 def _renamed(source: StageGraph, old: StageKind, new: StageKind, name: str, whole: Graph) -> Graph:

@@ -2,7 +2,7 @@
 
 Its loop runs the stage's forward and backward operators for each microbatch. What other stages send is an input of one
 microbatch's shape, the same in every microbatch (only what it costs to use it matters here); what it sends is carried
-through the loop, past `boundary`. After the loop comes the stage's update. Programs for the
+through the loop, past `autopar.frontend.boundary`. After the loop comes the stage's update. Programs for the
 runtime are cut from this very graph by `autopar.lower.pipeline.programs`.
 """
 
@@ -16,19 +16,17 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import Primitive
 
 from autopar._compat.dtypes import jax_dtype, numpy_dtype
 from autopar.errors import MicrobatchError
 from autopar.frontend import BoundGraph
+from autopar.frontend.boundary import boundary
 from autopar.frontend.build import build_graph
 from autopar.ir import Graph, Input, Layout, Literal
 from autopar.ir.phases import FORWARD, STAGE, is_stage_loop
-from autopar.lower.layer_loop import LayerLoop, read
 from autopar.lower.localize.base import scalar
 from autopar.lower.microbatch.join import add_term, formats_of_sums, neutral, sent_in
 from autopar.lower.microbatch.parts import (
-    BackwardRecomputation,
     Recorder,
     concatenated,
     microbatch_function,
@@ -38,8 +36,11 @@ from autopar.lower.microbatch.parts import (
     value_layouts,
 )
 from autopar.lower.microbatch.retrace import retraced_bound
+from autopar.lower.recompute import recomputed_bound
+from autopar.lower.retraced_loop import RetracedLoop, read
 from autopar.lower.step import Step
 from autopar.microbatch import AXIS, Joined, Microbatching
+from autopar.recompute import Level, Phases
 from autopar.stages import StageParts
 
 #: Scope of the loop over microbatches.
@@ -71,16 +72,13 @@ class StageGraph:
         return self.program.graph
 
 
-def stage_graph(
-    step: Step, microbatching: Microbatching, parts: StageParts, recomputation: BackwardRecomputation | None = None
-) -> StageGraph:
+def stage_graph(step: Step, microbatching: Microbatching, parts: StageParts) -> StageGraph:
     """The graph of one stage.
 
     Args:
         step: the whole step.
         microbatching: its microbatches, as in the `autopar.stages.StageMap`.
         parts: from `autopar.stages.stage_parts`.
-        recomputation: what its backward pass recomputes.
     """
     graph = step.graph
     avals = dict(zip((i.name for i in graph.inputs), step.avals, strict=True))
@@ -93,8 +91,8 @@ def stage_graph(
         else (str(v), microbatch_inputs[v.name], "batch" if v.of_microbatch else "other")
         for v in parts.graph_inputs
     ]
-    recorder = Recorder.behind(step.program)
-    work = _StageFunction(step.program, microbatching, layouts, parts, recorder, recomputation)
+    recorder = Recorder.behind(step.program, splices=True)
+    work = _StageFunction(step.program, microbatching, layouts, parts, recorder)
     try:
         closed = jax.make_jaxpr(work.step)(*(shape for _, shape, _ in shapes))
     except TypeError as error:
@@ -156,7 +154,7 @@ def with_body(stage: StageGraph, run: RunGraph) -> StageGraph:
     def step(bound: BoundGraph, env: dict[str, Any], recorder: Recorder) -> dict[str, Any]:
         at = bound.graph.operators.index(op)
         env = run_some(bound, bound.graph.operators[:at], env, recorder)
-        loop = LayerLoop.of(bound, op, env, recorder)
+        loop = RetracedLoop.of(bound, op, env, recorder)
 
         def trip(carry: Sequence[Any], slices: Sequence[Any]) -> tuple[list[Any], list[Any]]:
             values = run(loop.region, loop.values(carry, slices), recorder)
@@ -167,6 +165,37 @@ def with_body(stage: StageGraph, run: RunGraph) -> StageGraph:
         return run_some(bound, bound.graph.operators[at + 1 :], env, recorder)
 
     return rewritten(stage, step)
+
+
+def run_recomputed(
+    parts: StageParts,
+    layers: Sequence[Sequence[str]],
+    level: Level,
+    body: BoundGraph,
+    env: dict[str, Any],
+    recorder: Recorder,
+) -> Mapping[str, Any]:
+    """Every value of the body of a stage's loop, whose backward pass runs parts of the forward pass again.
+
+    Args:
+        parts: of the stage.
+        layers: by layer the ids of operators of the step.
+        level: of recomputation.
+        body: as it is without.
+        env: values of its inputs.
+        recorder: see there.
+    """
+    of_loop, of_origin = set(parts.body), dict[str, list[str]]()
+    for op in body.graph.operators:
+        origin = body.origins.get(op.id)
+        if origin in of_loop:
+            of_origin.setdefault(str(origin), []).append(op.id)
+    ids = [id for inside in of_origin.values() for id in inside]
+    phases = Phases.of(body.graph, ids, frozenset(id for id in ids if body.origins[id] in parts.backward))
+    inside = [[id for origin in layer for id in of_origin.get(origin, ())] for layer in layers]
+    again, copies = recomputed_bound(body, phases, inside, level)
+    recorder.copies.update(copies)
+    return run_whole(again, env, recorder)
 
 
 def _of_step(new: BoundGraph, old: BoundGraph) -> BoundGraph:
@@ -221,10 +250,9 @@ class _StageFunction:
         layouts: Mapping[str, Layout],
         parts: StageParts,
         recorder: Recorder,
-        recomputation: BackwardRecomputation | None,
     ) -> None:
         self.bound, self.microbatching, self.layouts = bound, microbatching, layouts
-        self.parts, self.recorder, self.recomputation = parts, recorder, recomputation
+        self.parts, self.recorder = parts, recorder
 
     def step(self, *arrays: Any) -> list[Any]:
         p, graph = self.parts, self.bound.graph
@@ -263,7 +291,6 @@ class _StageFunction:
             p.body,
             taken,
             [*((j.name, j.layout) for j in p.joined), *((n, None) for n in p.sent)],
-            self.recomputation,
             self.layouts,
         )
         late = frozenset(p.late)
@@ -312,21 +339,3 @@ class _StageFunction:
         """Zeros of the type of one microbatch's piece of a value, in its layout over the microbatches."""
         type = self.bound.graph.types[name]
         return jnp.zeros(layout.local_shape(type.shape, {AXIS: self.microbatching.count}), jax_dtype(type.dtype))
-
-
-def _boundary_primitive() -> Primitive:
-    primitive = Primitive("stage_boundary")
-    primitive.def_abstract_eval(lambda x: x)
-    return primitive
-
-
-stage_boundary_p = _boundary_primitive()
-
-
-def boundary(x: Any) -> Any:
-    """``x``, which leaves a stage: what leaves is a final value, so partial sums end before it.
-
-    Planning takes the primitive as one that has no linear form.
-    """
-    apply: Any = stage_boundary_p.bind
-    return apply(x)

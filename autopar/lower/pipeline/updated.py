@@ -2,7 +2,7 @@
 
 What microbatches add up is whole behind all of them. With one, nothing is added up: the stage's loop over microbatches
 takes the update of its stacks in, as operators behind its backward pass, and from there the rewriting of a whole step
-(`autopar.lower.backward_update`) takes it into the backward loop over layers. New state leaves the loop in place of
+(`autopar.lower.layered`) takes it into the backward loop over layers. New state leaves the loop in place of
 gradients, and lies where the old state did.
 """
 
@@ -18,8 +18,8 @@ from autopar.ir import Graph, Input, Layout, Output
 from autopar.ir.analysis import closure, names_made, names_read
 from autopar.ir.loops import Scan
 from autopar.ir.phases import is_stage_loop
-from autopar.lower.backward_rows import backward_rows
-from autopar.lower.backward_update import run_updated
+from autopar.lower.layer_loop import with_layer_loops
+from autopar.lower.layer_rows import backward_updates
 from autopar.lower.microbatch.parts import Recorder
 from autopar.lower.pipeline.stage_graph import StageGraph, with_body
 from autopar.microbatch import Joined, Microbatching
@@ -49,8 +49,8 @@ def updated_parts(graph: Graph, microbatching: Microbatching, parts: StageParts)
     """
     if microbatching.count > 1 or not parts.late:
         return None
-    rows = backward_rows(_alone(graph, parts))
-    inside = {id for u in rows.updates for id in u.matches}
+    loops = backward_updates(_alone(graph, parts)).loops
+    inside = {id for loop in loops for id in loop.updates}
     late = [op for op in graph.operators if op.id in set(parts.late)]
     moved = [op for op in late if op.id in inside]
     # What the update takes besides, as the number of the step, is computed in the loop too.
@@ -59,7 +59,7 @@ def updated_parts(graph: Graph, microbatching: Microbatching, parts: StageParts)
     if not moved or read.intersection(r.name for r in (*parts.received_late, *parts.received_met)):
         return None
     returned = [graph.outputs[i].operand for i in parts.outputs]
-    new_state = {name for u in rows.updates for name in u.results}
+    new_state = {name for loop in loops for name in loop.results}
     results = tuple(str(o) for o in returned if o in new_state)
     left = closure(late, [*returned, *parts.sent_late, *parts.sent_met], given=results)
     needed = {*names_read(left), *returned, *parts.sent_late, *parts.sent_met}
@@ -85,7 +85,7 @@ def with_update(stage: StageGraph) -> StageGraph:
     """A stage of `updated_parts` whose backward loops over layers update them."""
 
     def run(body: BoundGraph, env: dict[str, Any], recorder: Recorder) -> Mapping[str, Any]:
-        return run_updated(body, backward_rows(body.graph), env, recorder)
+        return with_layer_loops(body, backward_updates(body.graph).loops, env, recorder)
 
     return with_state(with_body(with_state(stage), run))
 

@@ -87,7 +87,7 @@ class Beacon:
 
 
 class Monitor:
-    """Driver's end of the connections over which workers report where they are.
+    """The driver's end.
 
     Args:
         credentials: what every connection begins with.

@@ -134,7 +134,7 @@ class Ledger:
             self._stale.update(self.holders.keys() - self.live)
 
     def held_by(self, ids: Iterable[int], workers: Iterable[int]) -> None:
-        """Notes which workers hold some arrays."""
+        """Arrays lie on workers."""
         for id in ids:
             self.holders.setdefault(id, set()).update(workers)
 

@@ -126,7 +126,7 @@ class End:
 
 @dataclass(frozen=True)
 class Finish:
-    """Outcome of a recovery: the request is done."""
+    """The request is done."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -56,7 +56,7 @@ class Result:
 
     @property
     def dtype(self) -> Any:
-        """Dtype of the output, for jax."""
+        """Its dtype for jax."""
         return jax_dtype(self.type.dtype)
 
 

@@ -4,7 +4,7 @@ scan: a carry has one layout, in which it enters each trip and leaves the loop; 
 resharded to it each trip. Slices of stacked inputs and outputs have the layout of the stack without
 its first dim, which is never split. A stack that it replaces slice by slice is written where it lies, in the layout
 that it has there. Costs inside count once a trip (`length`). Loops over segments of layers take stacks whole, of which
-their bodies read and write rows (`autopar.ir.segments`): these too are split in other dims than the first.
+their bodies read and write rows (`autopar.ir.layer_loops`): these too are split in other dims than the first.
 while: as scan with carries alone; trips are not known and counted as `autopar.ir.loops.ASSUMED_ITERATIONS`.
 cond: each branch counts with equal probability; results have one layout.
 """
@@ -18,10 +18,9 @@ from types import MappingProxyType
 import numpy as np
 
 from autopar.ir import Graph, Layout, Operand, Operator, TensorType
-from autopar.ir.in_place import replaced_in_place
+from autopar.ir.layer_loops import replaced_in_place, sliced_inside
 from autopar.ir.loops import Scan, While, runs_inside
 from autopar.ir.phases import is_stage_loop, phase_of
-from autopar.ir.segments import sliced_inside
 from autopar.search.intra.builder import Builder, is_summable
 from autopar.search.intra.draft import RegionSite, Use
 from autopar.search.intra.slices import add_slices_on_the_way

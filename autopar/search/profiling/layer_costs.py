@@ -20,7 +20,7 @@ from autopar.recompute import Level
 from autopar.search.partition.dp import StageCosts
 from autopar.search.partition.submesh import Submesh
 from autopar.search.problem import Problem
-from autopar.search.stage_planning.stage_problem import levels_of
+from autopar.search.techniques import levels_of
 from autopar.stages import Layers
 
 
@@ -89,7 +89,7 @@ def stage_costs(profiler: CostsOfLayers, kinds: Sequence[Submesh]) -> StageCosts
     problem, layers, count = profiler.problem, profiler.layers, profiler.count
     n = len(layers.members)
     shape = (len(kinds), n, n)
-    levels = levels_of(problem)
+    levels = levels_of(problem.job.remat)
     by_level = [tuple(np.full(shape, np.inf) for _ in range(3)) for _ in levels]
     cuts = np.array([0.0, *layers.cut_bytes])
     for kind, submesh in enumerate(kinds):

@@ -17,7 +17,7 @@ from autopar.search.problem import Problem
 from autopar.search.profiling.layer_costs import LayerCosts, RecomputationCosts
 from autopar.search.profiling.sharding import PendingSharding
 from autopar.search.source import Sliced, StageSource
-from autopar.search.stage_planning.stage_problem import levels_of
+from autopar.search.techniques import levels_of
 from autopar.solver.meter import Meter
 from autopar.stages import Layers
 
@@ -75,7 +75,7 @@ class LayerProfiler:
         part, n = self.part(submesh), len(self.layers.members)
         self.problem.log(f"pricing {n} layers, {len(self.representatives)} of them different, on {part}")
         flops = self.layers.flops
-        levels = [level for level in levels_of(self.problem) if level != "none"]
+        levels = [level for level in levels_of(self.problem.job.remat) if level != "none"]
         plain = [np.zeros(n) for _ in range(5)]
         recomputed: dict[Level, RecomputationCosts] = {
             level: RecomputationCosts(np.zeros(n), np.zeros(n)) for level in levels

@@ -16,7 +16,6 @@ from autopar.cost import CostModel
 from autopar.errors import InfeasiblePlanError
 from autopar.plan import PlanContent, StepForm
 from autopar.plan.text import bytes_text
-from autopar.schedule.offload import IN_TRANSFER
 from autopar.search.enumeration.search_space import is_small
 from autopar.search.intra.host import share_bytes
 from autopar.search.outcome import Bounded
@@ -28,10 +27,17 @@ from autopar.search.stage_planning.stage_problem import (
     ScheduledStages,
     graph_in_form,
     in_flight,
-    levels_of,
     stage_problem,
 )
-from autopar.search.techniques import BACKWARD_UPDATE, PADDING, SEGMENTS, Asked
+from autopar.search.techniques import (
+    ACTIVATIONS_ON_HOST,
+    BACKWARD_UPDATE,
+    HOST_UPDATE,
+    PADDING,
+    SEGMENTS,
+    Asked,
+    levels_of,
+)
 from autopar.search.trials import Trials
 from autopar.sharding.padding import PaddedDim
 
@@ -76,7 +82,7 @@ def submit_stages(
     """
     if shared.pool.process is None:
         return
-    form = StepForm(pipeline.table.num_microbatches, levels_of(pipeline.problem)[0])
+    form = StepForm(pipeline.table.num_microbatches, levels_of(pipeline.problem.job.remat)[0])
     starts = pipeline.problem.cluster.group_starts
     placed = [PlacedStage(pipeline, stage, placement) for stage, placement in enumerate(placements)]
     first: dict[tuple[object, ...], tuple[int, tuple[int, ...] | None]] = {}
@@ -104,7 +110,7 @@ def submit_like(
         placements: by stage its first device and the number of devices.
         shared: plans one stage on its submesh.
     """
-    tried = levels_of(pipeline.problem)
+    tried = levels_of(pipeline.problem.job.remat)
     form = StepForm(pipeline.table.num_microbatches, planned.stages[0].form.remat)
     first_forms = form.remat in (tried[0], tried[-1]) and form == planned.stages[0].form.asked
     if shared.pool.process is None or not planned.memory_bound or not first_forms:
@@ -187,35 +193,38 @@ class _Forms:
     def __post_init__(self) -> None:
         self.pipeline, self.stage = self.placed.pipeline, self.placed.stage
         count = self.pipeline.table.num_microbatches
-        self.first, *self.more = (StepForm(count, level) for level in levels_of(self.pipeline.problem))
+        self.first, *self.more = (StepForm(count, level) for level in levels_of(self.pipeline.problem.job.remat))
         #: `first` with updates in the backward loop, where they may be.
         self.updated: list[StepForm] = []
 
     def __iter__(self) -> Iterator[StepForm]:
-        pipeline, first, more = self.pipeline, self.first, self.more
+        first, more = self.first, self.more
         yield first
         if self.trials.bounded is not None:  # all others do more work
             return
         self.updated = [structs.replace(first, backward_update=u) for u in BACKWARD_UPDATE.options(self._asked())]
         yield from self.updated
-        offloaded = [structs.replace(f, activations_offloaded=True) for f in (first, *more)]
-        offloaded *= may_offload_activations(pipeline, self.stage)
+        there = ACTIVATIONS_ON_HOST.options(self._asked())
+        offloaded = [structs.replace(f, activations_offloaded=True) for f in (first, *more) if there]
         # After the host, the smallest: where it does not fit, nothing does that stays on the device.
         tried = [first, *offloaded, *filter(self._may_pay, more[-1:])]
         yield from tried[1:]
         if not self.trials.failures.keys() >= set(tried):
             yield from filter(self._may_pay, reversed(more[:-1]))
-        if may_update_on_hosts(pipeline):
+        if HOST_UPDATE.options(self._asked()):
             yield from (structs.replace(f, host_update=True) for f in (first, *more, *offloaded))
         if not self.fitting:
             yield from (structs.replace(f, remat=level.remat) for f in self.updated for level in more)
-        if not self.fitting or _is_short(pipeline, min(self.fitting, key=_seconds).content):
+        if not self.fitting or _is_short(self.pipeline, min(self.fitting, key=_seconds).content):
             yield from self._segmented()
 
     def _segmented(self) -> Iterator[StepForm]:
         short = (*self.updated, self.first)[0]
         lengths = SEGMENTS.options(self._asked())
-        yield from (structs.replace(short, segment_layers=k) for k in lengths)
+        segmented = [structs.replace(short, segment_layers=k) for k in lengths]
+        yield from segmented
+        if ACTIVATIONS_ON_HOST.options(self._asked()):
+            yield from (structs.replace(f, activations_offloaded=True) for f in segmented)
         if not self.fitting and self.more:
             yield from (structs.replace(short, remat=self.more[-1].remat, segment_layers=k) for k in lengths[:1])
 
@@ -226,6 +235,7 @@ class _Forms:
         return Asked(
             replace(pipeline.problem, graph=pipeline.sliced.graphs[self.stage], job=job),
             updates_in_backward=partial(pipeline.source.updates_in_backward, count, pipeline.members, self.stage),
+            in_flight=in_flight(pipeline.table, self.stage),
         )
 
     def ends(self, planned: _PlannedForm) -> bool:
@@ -269,22 +279,6 @@ def limit_is_negligible(content: PlanContent, negligible: float) -> bool:
     """
     least = content.search.unlimited_s
     return least is not None and content.search.objective <= (1 + negligible) * least
-
-
-def may_update_on_hosts(pipeline: ScheduledStages) -> bool:
-    """Whether the planner may have hosts update the state of stages, by price."""
-    problem = pipeline.problem
-    return problem.job.offload == "auto" and all(g.host_bandwidth is not None for g in problem.cluster.groups)
-
-
-def may_offload_activations(pipeline: ScheduledStages, stage: int) -> bool:
-    """Whether what microbatches of a stage wait with may lie in host memory, and there are so many that it helps."""
-    groups = pipeline.problem.cluster.groups
-    return (
-        pipeline.problem.job.offload != "none"
-        and all(g.host_bandwidth is not None for g in groups)
-        and in_flight(pipeline.table, stage) - 1 > IN_TRANSFER
-    )
 
 
 def seconds_with_moves(content: PlanContent, cost: CostModel) -> float:

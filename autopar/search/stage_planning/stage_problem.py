@@ -14,7 +14,6 @@ from autopar.errors import InfeasiblePlanError
 from autopar.ir import Graph
 from autopar.plan import StepForm
 from autopar.plan.text import bytes_text
-from autopar.recompute import LEVELS, Level
 from autopar.schedule import Table
 from autopar.schedule.offload import IN_TRANSFER
 from autopar.search.anytime import OfParts
@@ -107,12 +106,6 @@ class PlacedStage:
     def cost_model(self) -> CostModel:
         """Cost model of its devices."""
         return self.pipeline.problem.cost_model.on(self.part)
-
-
-def levels_of(problem: Problem) -> tuple[Level, ...]:
-    """Levels of recomputation that may be taken."""
-    asked = problem.job.remat
-    return LEVELS if asked == "auto" else tuple(level for level in LEVELS if level == asked)
 
 
 def in_flight(table: Table, stage: int) -> int:

@@ -26,6 +26,7 @@ class Asked:
         named: whether a strategy names the plan, and what it recomputes.
         updates_by_layer: whether the update of its stacks may run a layer at a time.
         updates_in_backward: whether it may run inside of its backward loop.
+        in_flight: most microbatches in flight, of a stage.
     """
 
     problem: Problem
@@ -33,6 +34,7 @@ class Asked:
     named: bool = False
     updates_by_layer: Callable[[], bool] = _never
     updates_in_backward: Callable[[], bool] = _never
+    in_flight: int = 1
 
     @property
     def is_stage(self) -> bool:

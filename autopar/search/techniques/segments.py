@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autopar.ir import Graph
-from autopar.ir.segment_loops import segment_lengths
+from autopar.ir.layer_loops import segment_lengths
 from autopar.search.techniques.base import Asked, body_of
 
 
@@ -13,8 +13,8 @@ from autopar.search.techniques.base import Asked, body_of
 class Segments:
     """Segments of layers; a value is a number of layers.
 
-    Where one stage may keep state in host memory, what enters segments may lie there too: the backward pass fetches it
-    one segment ahead.
+    With host memory, what enters segments may lie there too: the backward pass of one stage fetches it
+    one segment ahead, that of a stage of a pipeline one microbatch ahead.
     """
 
     field: str = "segment_layers"
@@ -38,7 +38,7 @@ def _ruled_out(asked: Asked) -> str:
     job = asked.problem.job
     if asked.named:
         return "a strategy names what is recomputed"
-    if job.offload not in (("none",) if asked.is_stage else ("none", "auto")):
+    if job.offload not in ("none", "auto"):
         return f"offload={job.offload!r} moves whole layers"
     # Of stages the name of a level may be a strategy's.
     if job.remat not in (("auto",) if asked.is_stage else ("auto", "full")):

@@ -11,7 +11,7 @@ from autopar.sharding.factors import Rule, RuleFunction
 
 
 def whole(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule | None:
-    """Rule of operators that run whole on every device."""
+    """Nothing is split."""
     return None
 
 

@@ -65,7 +65,7 @@ def largest(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule | None:
 
 
 def sums(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule | None:
-    """Rule of sums over windows, which are linear."""
+    """Sums of windows: linear."""
     return _windowed(op, operand_types, True, slides=True)
 
 

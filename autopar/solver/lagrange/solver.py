@@ -48,7 +48,7 @@ class LagrangeSolver:
 
     @property
     def name(self) -> str:
-        """Name of the solver: ``lagrange``."""
+        """``lagrange``."""
         return "lagrange"
 
     @property

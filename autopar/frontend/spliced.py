@@ -1,0 +1,98 @@
+"""`spliced`: operators of a graph inside of a function that is traced, which `build_graph` takes over as they are.
+
+A rewriting traces what it adds, as a loop around layers. What it leaves as it was is one equation of the trace: jax
+sees the types of what enters and leaves it, and the graph of the trace gets its operators unchanged. Where a jaxpr with
+such an equation is compiled, the equation runs them by their primitives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+
+from autopar._compat.dtypes import numpy_dtype
+from autopar._compat.literals import scalar_of
+from autopar.ir import Literal, Operator
+from autopar.ir.analysis import names_made
+
+
+@dataclass(frozen=True, eq=False)
+class Splice:
+    """Operators that are taken over.
+
+    Args:
+        operators: in running order.
+        bounds: by their ids the primitive, parameters and regions of each, as in a `BoundGraph`.
+        origins: by id of an operator that stands for another the id of that one.
+        taken: names of values that they take from elsewhere.
+        results: names of values that they make.
+    """
+
+    operators: tuple[Operator, ...]
+    bounds: Mapping[str, Any]
+    origins: Mapping[str, str]
+    taken: tuple[str, ...]
+    results: tuple[str, ...]
+
+
+def _types(*operands: Any, splice: Splice) -> list[Any]:
+    types = [v.type for op in splice.operators for v in op.results]
+    return [jax.core.ShapedArray(t.shape, numpy_dtype(t.dtype)) for t in types]
+
+
+def _run(*operands: Any, splice: Splice) -> list[Any]:
+    env = dict(zip(splice.taken, operands, strict=True))
+    for op in splice.operators:
+        bound = splice.bounds[op.id]
+        apply: Any = bound.primitive.bind
+        adapt: Any = bound.primitive.get_bind_params
+        values = [scalar_of(o.text, o.type.dtype) if isinstance(o, Literal) else env[o] for o in op.operands]
+        outputs = apply(*values, **adapt(dict(bound.params)))
+        outputs = outputs if bound.primitive.multiple_results else [outputs]
+        env.update(zip((v.name for v in op.results), outputs, strict=True))
+    return [env[name] for name in splice.results]
+
+
+def _made() -> Primitive:
+    primitive = Primitive("spliced")
+    primitive.multiple_results = True
+    primitive.def_abstract_eval(_types)
+    primitive.def_impl(_run)
+    mlir.register_lowering(primitive, mlir.lower_fun(_run, multiple_results=True))
+    return primitive
+
+
+spliced_p = _made()
+
+
+def may_splice(op: Operator) -> bool:
+    """Whether an operator may be taken over: it has no effect, and its results are arrays of numbers.
+
+    What takes numbers of the program alone is bound again: jax computes some of it at once.
+    """
+    types = (v.type.dtype for v in op.results)
+    return bool(op.reads) and not op.effects and not any(t == "token" or t.startswith("key<") for t in types)
+
+
+def spliced(
+    operators: Sequence[Operator], bounds: Mapping[str, Any], origins: Mapping[str, str], values: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Values that operators make, by name.
+
+    Args:
+        operators: some that `may_splice`, in running order.
+        bounds: as of `Splice`.
+        origins: likewise.
+        values: arrays of the function that is traced, by name.
+    """
+    results = names_made(operators)
+    inside = set(results)
+    taken = tuple(dict.fromkeys(o for op in operators for o in op.reads if o not in inside))
+    splice = Splice(tuple(operators), bounds, origins, taken, tuple(results))
+    apply: Any = spliced_p.bind
+    return dict(zip(results, apply(*(values[name] for name in taken), splice=splice), strict=True))

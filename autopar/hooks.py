@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Hooks:
-    """Functions by role."""
+    """Functions that a higher floor offers to lower ones, by role."""
 
     def __init__(self) -> None:
         self._loaders: dict[str, Callable[[], Callable[..., Any]]] = {}

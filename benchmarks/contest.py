@@ -71,7 +71,7 @@ def measure(path: Path, limit_s: float, seed: int) -> Row:
     """The row of an instance."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "solution.json"
-        command = [sys.executable, "-m", "autopar.cli", "solve", str(path), "--time-limit", str(limit_s),
+        command = [sys.executable, "-m", "autopar", "solve", str(path), "--time-limit", str(limit_s),
                    "--seed", str(seed), "-o", str(output), "-q", "--format", "json"]  # fmt: skip
         began = time.monotonic()
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)

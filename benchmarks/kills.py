@@ -123,7 +123,7 @@ def train(folder: Path, steps: int, kills: int, seed: int = 0, processes: int = 
     folder.mkdir()
     mark = uuid.uuid4().hex
     command = [
-        sys.executable, "-m", "autopar.cli", "run", "--processes", str(processes), "--cpu-devices", "2",
+        sys.executable, "-m", "autopar", "run", "--processes", str(processes), "--cpu-devices", "2",
         "--heartbeat", "3", "--restarts", str(2 * kills + 2), "--",
         sys.executable, "-m", "examples.train_hosts", str(folder), "--steps", str(steps), "--pause", "0.1",
         "--stages", "2", "--begins",

@@ -85,7 +85,7 @@ def train(folder: Path, count: int, seconds: float, draw: random.Random, pause_s
         pause_s: seconds between two steps.
     """
     command = [
-        sys.executable, "-m", "autopar.cli", "run", "--processes", str(count), "--cpu-devices", "1", "--restarts", "0",
+        sys.executable, "-m", "autopar", "run", "--processes", str(count), "--cpu-devices", "1", "--restarts", "0",
         "--", sys.executable, "-m", "examples.train_hosts", str(folder), "--steps", "1000000", "--every", "1000",
         "--stages", str(count), "--pause", str(pause_s),
     ]  # fmt: skip

@@ -38,7 +38,7 @@ def follow(folder: Path, kill_at: int | None) -> None:
     """
     folder.mkdir()
     command = [
-        sys.executable, "-m", "autopar.cli", "run", "--processes", "2", "--cpu-devices", "4", "--heartbeat", "5", "--",
+        sys.executable, "-m", "autopar", "run", "--processes", "2", "--cpu-devices", "4", "--heartbeat", "5", "--",
         sys.executable, "-m", "examples.train_hosts", str(folder), "--steps", str(STEPS), "--stages", "2",
     ]  # fmt: skip
     pid, pending = 0, kill_at

@@ -48,7 +48,7 @@ def test_examples_of_a_wheel_can_be_planned(tmp_path) -> None:
     assert {"autopar/examples/gpt.py", "autopar/_cost_models/dgx-a100.toml", "autopar/py.typed"} <= names
     with zipfile.ZipFile(path) as wheel:
         wheel.extractall(tmp_path / "site")
-    command = [sys.executable, "-m", "autopar.cli", "plan", "examples.mlp", "--cluster", "dgx-a100", "-q"]
+    command = [sys.executable, "-m", "autopar", "plan", "examples.mlp", "--cluster", "dgx-a100", "-q"]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site"), "AUTOPAR_CACHE_DIR": "off"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr

@@ -39,7 +39,7 @@ class ModuleState:
     graph: Any
 
     def tree_flatten_with_keys(self) -> tuple[list[tuple[GetAttrKey, Any]], Any]:
-        """Leaves with their names."""
+        """Leaves with their paths in the module, for `jax.tree_util`."""
         keys = [GetAttrKey(n) for n in self.names]
         return list(zip(keys, self.leaves, strict=True)), (self.index, self.names, self.treedef, self.graph)
 

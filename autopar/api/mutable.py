@@ -33,7 +33,7 @@ class RefValue:
     held: tuple[Any, ...]
 
     def tree_flatten_with_keys(self) -> tuple[list[tuple[GetAttrKey, Any]], Any]:
-        """The value by name."""
+        """The value under the key ``value``, for `jax.tree_util`."""
         return [(GetAttrKey("value"), x) for x in self.held], self.index
 
     @classmethod

@@ -384,6 +384,10 @@ def parallelize_with(fn: Callable[_P, _R], options: ParallelOptions) -> Parallel
     return ParallelFunction(fn, options)
 
 
+#: Methods of `ParallelFunction` whose arguments are those of a call.
+_TAKE_ARGUMENTS = frozenset({"compile", "eval_shape", "lower", "plan", "trace"})
+
+
 class BoundFunction:
     """A decorated method of one object; has what `ParallelFunction` has. Equal to others of that object."""
 
@@ -412,86 +416,25 @@ class BoundFunction:
 
     def __reduce__(self) -> Any:
         """Pickled as bound methods are: the object, and the name of its method."""
-        return getattr, (self._instance, self.__name__)  # type: ignore[attr-defined]
-
-    @property
-    def function(self) -> Callable[..., Any]:
-        """See `ParallelFunction.function`."""
-        return self._function.function
-
-    @property
-    def options(self) -> ParallelOptions:
-        """See `ParallelFunction.options`."""
-        return self._function.options
+        return getattr, (self._instance, self.__name__)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """See `ParallelFunction.__call__`."""
         return self._function(self._instance, *args, **kwargs)
 
-    def plan(self, *args: Any, **kwargs: Any) -> Plan:
-        """See `ParallelFunction.plan`."""
-        return self._function.plan(self._instance, *args, **kwargs)
+    def __getattr__(self, name: str) -> Any:
+        """Everything else of `ParallelFunction`; methods that take a call's arguments get the object as the first."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        value = getattr(self._function, name)
+        return functools.partial(value, self._instance) if name in _TAKE_ARGUMENTS else value
 
-    def trace(self, *args: Any, **kwargs: Any) -> TracedCall:
-        """See `ParallelFunction.trace`."""
-        return self._function.trace(self._instance, *args, **kwargs)
-
-    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
-        """See `ParallelFunction.eval_shape`."""
-        return self._function.eval_shape(self._instance, *args, **kwargs)
-
-    def clear_cache(self) -> None:
-        """See `ParallelFunction.clear_cache`."""
-        self._function.clear_cache()
-
-    def plans(self) -> list[Plan]:
-        """See `ParallelFunction.plans`."""
-        return self._function.plans()
-
-    @property
-    def order(self) -> Table:
-        """See `ParallelFunction.order`."""
-        return self._function.order
+    def __dir__(self) -> list[str]:
+        return sorted({*dir(self._function), *super().__dir__()})
 
     def replay(self, order: Table, *args: Any, **kwargs: Any) -> Any:
         """See `ParallelFunction.replay`."""
         return self._function.replay(order, self._instance, *args, **kwargs)
-
-    def lower(self, *args: Any, **kwargs: Any) -> LoweredCall:
-        """See `ParallelFunction.lower`."""
-        return self._function.lower(self._instance, *args, **kwargs)
-
-    def compile(self, *args: Any, **kwargs: Any) -> Compiled:
-        """See `ParallelFunction.compile`; what it returns takes the object as its first argument."""
-        return self._function.compile(self._instance, *args, **kwargs)
-
-    def save(self, path: str, state: Any, *, at: int | None = None, keep: int | None = None, wait: bool = False) -> int:
-        """See `ParallelFunction.save`."""
-        return self._function.save(path, state, at=at, keep=keep, wait=wait)
-
-    def wait_until_saved(self) -> None:
-        """See `ParallelFunction.wait_until_saved`."""
-        self._function.wait_until_saved()
-
-    def restore(self, path: str, like: Any = None, *, at: int | None = None) -> Any:
-        """See `ParallelFunction.restore`."""
-        return self._function.restore(path, like, at=at)
-
-    def process_examples(self, batch: int | None = None) -> tuple[int, ...]:
-        """See `ParallelFunction.process_examples`."""
-        return self._function.process_examples(batch)
-
-    def local_batch(self, tree: Any) -> Any:
-        """See `ParallelFunction.local_batch`."""
-        return self._function.local_batch(tree)
-
-    def init(self, init_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """See `ParallelFunction.init`."""
-        return self._function.init(init_fn, *args, **kwargs)
-
-    def drain(self, state: Any) -> Any:
-        """See `ParallelFunction.drain`."""
-        return self._function.drain(state)
 
     def shard(self, *args: Any, **kwargs: Any) -> Any:
         """See `ParallelFunction.shard`; without the object itself."""

@@ -95,7 +95,7 @@ class LoweredCall(CallInfo):
 
     @property
     def plan(self) -> Plan:
-        """The compiled executable."""
+        """The plan that the programs are lowered from."""
         return self.pure.planned[self.signature][1]
 
     def _call(self) -> tuple[Traced, tuple[int, ...]]:

@@ -102,7 +102,7 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command, or None."""
+        """The command of that name, imported now; None where there is none."""
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = import_module(f"autopar.cli.{cmd_name}").command

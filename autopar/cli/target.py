@@ -204,10 +204,12 @@ def _failed(target: StepTarget, error: BaseException, source: str) -> AutoparErr
             remedy='put the script under if __name__ == "__main__":',
         )
     if isinstance(error, ModuleNotFoundError) and error.name:
+        package = error.name.partition(".")[0]
+        remedy = f"pip install {package}, or the package that has this module"
+        if target.place.startswith("examples."):
+            remedy = f"pip install 'autopar[examples]', or {package} alone"
         return AutoparError(
-            f"{target.place} imports {error.name}, which is not installed",
-            source=source,
-            remedy=f"pip install {error.name.partition('.')[0]}, or the package that has this module",
+            f"{target.place} imports {error.name}, which is not installed", source=source, remedy=remedy
         )
     return AutoparError(
         f"{target.place} raises {type(error).__name__}" + (f": {what}" if what else ""),

@@ -10,7 +10,7 @@ import click
 
 
 def mesh_sizes(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
-    """The sizes in ``2x4``."""
+    """Mesh sizes from the text of an option, as (2, 4) from ``2x4``."""
     if value is None:
         return None
     if not re.fullmatch(r"[1-9][0-9]*(x[1-9][0-9]*)*", value):
@@ -19,7 +19,7 @@ def mesh_sizes(ctx: click.Context, param: click.Parameter, value: str | None) ->
 
 
 def positions(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
-    """The positions in ``0,1``."""
+    """Positions of arguments from the text of an option, as (0, 1) from ``0,1``."""
     if value is None:
         return None
     if not re.fullmatch(r"[0-9]+(,[0-9]+)*", value):

@@ -81,7 +81,7 @@ class Network:
 
 
 def fit_network(samples: Sequence[LinkSample]) -> Network:
-    """The figures that samples give.
+    """Latency and bandwidth of links, fitted to measured samples.
 
     Raises:
         AutoparError: no array on one device was sent to and fro in two sizes.

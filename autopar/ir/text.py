@@ -141,7 +141,7 @@ def _output_text(output: Output) -> str:
 
 
 def operand_text(operand: Operand) -> str:
-    """``%name``, or ``0.5: f32[]``."""
+    """Text of an operand: ``%name`` of a value, ``0.5: f32[]`` of a literal."""
     if isinstance(operand, Literal):
         return f"{_word(LITERAL, operand.text)}: {type_text(operand.type)}"
     return name_text(operand)
@@ -153,7 +153,7 @@ def name_text(name: str) -> str:
 
 
 def type_text(type: TensorType) -> str:
-    """``f32[16,32]``."""
+    """Text of a type, as ``f32[16,32]``."""
     return f"{_word(DTYPE, type.dtype)}[{','.join(map(str, type.shape))}]"
 
 
@@ -171,7 +171,7 @@ def attr_text(value: Attr) -> str:
 
 
 def quoted(text: str) -> str:
-    """A JSON string."""
+    """Text in quotes, escaped as in JSON."""
     return json.dumps(text)
 
 

@@ -30,7 +30,7 @@ class InputGroup:
 
     @property
     def first(self) -> InputRecord:
-        """One of them."""
+        """First member of the group."""
         return self.members[0]
 
     @property

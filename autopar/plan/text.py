@@ -51,7 +51,7 @@ def bytes_text(count: float) -> str:
 
 
 def seconds_text(seconds: float | None) -> str:
-    """``12.3 ms``."""
+    """Seconds for people, as ``12.3 ms``."""
     if seconds is None:
         return "-"
     for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):

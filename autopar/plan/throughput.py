@@ -40,12 +40,12 @@ class Throughput:
 
     @property
     def examples_per_s(self) -> float:
-        """Examples a second."""
+        """Examples that training takes in a second of predicted step time."""
         return self.examples / self.step_time if self.step_time else 0.0
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens a second."""
+        """Tokens that training takes in a second of predicted step time."""
         return self.tokens / self.step_time if self.step_time else 0.0
 
     @property

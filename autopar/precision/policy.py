@@ -62,7 +62,7 @@ class Precision:
 
 
 def precision_of(given: str | Precision | None) -> Precision | None:
-    """A `Precision` from its name.
+    """Precision called by a name, as "bf16".
 
     Raises:
         AutoparError: there is none of that name.

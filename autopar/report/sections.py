@@ -126,7 +126,7 @@ def inputs(c: PlanContent, limit: int) -> Section:
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """``0-3, 6``."""
+    """Numbers with runs joined, as ``0-3, 6``."""
     runs: list[list[int]] = []
     for n in sorted(set(numbers)):
         if runs and n == runs[-1][1] + 1:

@@ -30,7 +30,7 @@ class Jitted:
             return self.function(*arrays)
 
     def as_text(self) -> str:
-        """Optimized HLO."""
+        """Optimized HLO of the program."""
         return str(self.compiled.as_text())
 
     @property

@@ -16,12 +16,12 @@ class Shardings(Protocol):
 
     @property
     def input_shardings(self) -> tuple[NamedSharding, ...]:
-        """One an input."""
+        """Sharding of each input."""
         ...
 
     @property
     def output_shardings(self) -> tuple[NamedSharding, ...]:
-        """One an output."""
+        """Sharding of each output."""
         ...
 
 

@@ -34,7 +34,7 @@ class Branches(Schedule):
 
     @property
     def name(self) -> str:
-        """``branches``."""
+        """Name of the schedule: ``branches``."""
         return "branches"
 
     def table(self, num_stages: int, num_microbatches: int) -> Table:

@@ -19,7 +19,7 @@ class Chimera(Schedule):
 
     @property
     def name(self) -> str:
-        """``chimera``."""
+        """Name of the schedule: ``chimera``."""
         return "chimera"
 
     def table(self, num_stages: int, num_microbatches: int) -> Table:

@@ -19,7 +19,7 @@ class EagerOneFOneB(Schedule):
 
     @property
     def name(self) -> str:
-        """``eager-1f1b``."""
+        """Name of the schedule: ``eager-1f1b``."""
         return "eager-1f1b"
 
     def table(self, num_stages: int, num_microbatches: int) -> Table:

@@ -17,7 +17,7 @@ class GPipe(Schedule):
 
     @property
     def name(self) -> str:
-        """``gpipe``."""
+        """Name of the schedule: ``gpipe``."""
         return "gpipe"
 
     def table(self, num_stages: int, num_microbatches: int) -> Table:

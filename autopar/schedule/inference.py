@@ -14,7 +14,7 @@ class Inference(Schedule):
 
     @property
     def name(self) -> str:
-        """``inference``."""
+        """Name of the schedule: ``inference``."""
         return "inference"
 
     def table(self, num_stages: int, num_microbatches: int) -> Table:

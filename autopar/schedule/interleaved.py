@@ -29,7 +29,7 @@ class Interleaved(Schedule):
 
     @property
     def name(self) -> str:
-        """``interleaved``."""
+        """Name of the schedule: ``interleaved``."""
         return "interleaved"
 
     @property

@@ -101,7 +101,7 @@ class WorkerMemory:
 
     @property
     def total(self) -> int:
-        """All together."""
+        """Bytes of all kinds together."""
         return self.live_bytes + self.temporaries
 
 

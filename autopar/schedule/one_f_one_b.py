@@ -19,7 +19,7 @@ class OneFOneB(Schedule):
 
     @property
     def name(self) -> str:
-        """``1f1b``."""
+        """Name of the schedule: ``1f1b``."""
         return "1f1b"
 
     def table(self, num_stages: int, num_microbatches: int) -> Table:

@@ -34,7 +34,7 @@ class StaleFlow:
 
     @property
     def stages(self) -> int:
-        """Their number p."""
+        """Number of stages, p."""
         return self.versions.stages
 
     @property

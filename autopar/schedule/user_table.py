@@ -32,7 +32,7 @@ class UserTable(Schedule):
 
     @property
     def name(self) -> str:
-        """``table``."""
+        """Name of the schedule: ``table``."""
         return "table"
 
     @property

@@ -37,7 +37,7 @@ class PipeDream(_WithoutFlush):
 
     @property
     def name(self) -> str:
-        """``pipedream``."""
+        """Name of the schedule: ``pipedream``."""
         return "pipedream"
 
 
@@ -47,7 +47,7 @@ class PipeDreamVertical(_WithoutFlush):
 
     @property
     def name(self) -> str:
-        """``pipedream-vertical``."""
+        """Name of the schedule: ``pipedream-vertical``."""
         return "pipedream-vertical"
 
 
@@ -60,7 +60,7 @@ class TwoBuffered(_WithoutFlush):
 
     @property
     def name(self) -> str:
-        """``2bw``."""
+        """Name of the schedule: ``2bw``."""
         return "2bw"
 
 

@@ -20,7 +20,7 @@ class ZbH1(Schedule):
 
     @property
     def name(self) -> str:
-        """``zb-h1``."""
+        """Name of the schedule: ``zb-h1``."""
         return "zb-h1"
 
     def table(self, num_stages: int, num_microbatches: int) -> Table:

@@ -20,7 +20,7 @@ class ZbH2(Schedule):
 
     @property
     def name(self) -> str:
-        """``zb-h2``."""
+        """Name of the schedule: ``zb-h2``."""
         return "zb-h2"
 
     def table(self, num_stages: int, num_microbatches: int) -> Table:

@@ -18,12 +18,12 @@ class ZbV(Schedule):
 
     @property
     def name(self) -> str:
-        """``zb-v``."""
+        """Name of the schedule: ``zb-v``."""
         return "zb-v"
 
     @property
     def chunks(self) -> int:
-        """Two stages a worker."""
+        """Stages that a worker holds: two."""
         return 2
 
     def table(self, num_stages: int, num_microbatches: int) -> Table:

@@ -17,7 +17,7 @@ FormT = TypeVar("FormT")
 
 
 class CompiledProgram(Protocol):
-    """A program whose need of memory the compiler says."""
+    """Compiled program with the bytes a device that it needs."""
 
     @property
     def footprint_bytes(self) -> int:

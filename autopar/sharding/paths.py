@@ -63,7 +63,7 @@ class ReshardStep:
 
     @property
     def is_local(self) -> bool:
-        """Whether nothing is sent."""
+        """Whether devices send nothing in this step."""
         return self.kind in LOCAL_KINDS
 
     @property

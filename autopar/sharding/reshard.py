@@ -115,7 +115,7 @@ class PathTable:
         return float(self.in_seconds(self.row(source)[target]))
 
     def in_seconds(self, lengths: Indices) -> NDArray[np.float64]:
-        """Lengths as seconds; infinity where nothing leads."""
+        """Packed lengths of paths as seconds; infinity where no path leads."""
         return np.where(lengths < _UNREACHED, (lengths // _STEPS) * self.unit_s, np.inf)
 
     def steps(self, source: int, target: int) -> tuple[ReshardStep, ...] | None:
@@ -329,7 +329,7 @@ class PathTables:
         return tuple(s.sent_as(self.wire) for s in steps) if self.wire else steps
 
     def communication(self, type: TensorType, source: Layout, target: Layout) -> list[Sent]:
-        """Every collective on the path, in order; see `communication` of a step."""
+        """Collectives on the path from one layout to another, in order."""
         sent = []
         (at,) = self._bare(type, (source,))
         for step in self.path(type, source, target):

@@ -33,7 +33,7 @@ class ExhaustiveSolver:
 
     @property
     def name(self) -> str:
-        """``exhaustive``."""
+        """Name of the solver: ``exhaustive``."""
         return "exhaustive"
 
     @property

@@ -37,7 +37,7 @@ class HighsSolver:
 
     @property
     def name(self) -> str:
-        """``highs``."""
+        """Name of the solver: ``highs``."""
         return "highs"
 
     @property

@@ -64,7 +64,7 @@ class KernelCache:
 
     @property
     def cache_path(self) -> str:
-        """The folder."""
+        """Folder of the compiled functions, as text."""
         return str(self.folder)
 
     def load_overload(self, signature: Any, context: Any) -> Any:

@@ -79,7 +79,7 @@ class LossScaled:
         return f"loss_scaled_{getattr(self.step, '__name__', 'step')}"
 
     def init(self, state: Any) -> ScaledState:
-        """The first state."""
+        """State before the first step."""
         return ScaledState(state, jnp.float32(self.scale), jnp.int32(0), jnp.int32(0))
 
     def __call__(self, state: ScaledState, *args: Any, **kwargs: Any) -> Any:

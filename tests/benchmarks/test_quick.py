@@ -12,6 +12,7 @@ from benchmarks import (
     large,
     llama3,
     memory_limit,
+    newcomers,
     overhead,
     pipelines,
     planning,
@@ -65,6 +66,12 @@ def test_dispatch_keeps_and_donates() -> None:
 def test_first_calls_are_timed() -> None:
     (row,) = first_calls.run(True, print).rows
     assert row["equations"] > 0 and row["plan/xla"] == pytest.approx(row["plan_s"] / row["xla_s"])
+
+
+@pytest.mark.slow
+def test_a_first_call_is_timed_next_to_a_jitted_one() -> None:
+    (row,) = newcomers.run(True, print).rows
+    assert row["call_s"] > row["jit_s"] > 0 and row["call/jit"] == row["call_s"] / row["jit_s"]
 
 
 @pytest.mark.slow

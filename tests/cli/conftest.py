@@ -65,7 +65,7 @@ def spawn(folder: Path) -> Spawn:
     def call(*args: str, **environment: str | None) -> subprocess.CompletedProcess[str]:
         changed = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
         kept = {name: value for name, value in changed.items() if value is not None}
-        command = [sys.executable, "-m", "autopar.cli", *args]
+        command = [sys.executable, "-m", "autopar", *args]
         return subprocess.run(command, cwd=folder, env=kept, capture_output=True, text=True, timeout=200)
 
     return call

@@ -175,7 +175,7 @@ def test_forms_of_a_step_that_are_planned_alike_are_said_once(capsys):
 @pytest.mark.parametrize(
     ("line", "says", "remedy"),
     [
-        ("import a_missing_package.part", "imports a_missing_package, which is not installed", "pip install a_missing"),
+        ("import a_missing_package.part", "imports a_missing_package, which is not installed", "autopar[examples]"),
         ("raise TypeError('unknown override nolayers')", "raises TypeError: unknown override nolayers", "--debug"),
     ],
 )

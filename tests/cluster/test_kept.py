@@ -101,7 +101,7 @@ def test_the_command_keeps_what_it_measures(tmp_path: Path) -> None:
             [sys.executable, *arguments], env=environment | more, check=True, capture_output=True, text=True
         ).stdout
 
-    ran("-m", "autopar.cli", "calibrate", "--cpu-devices", "2", "--quick", "-q")
+    ran("-m", "autopar", "calibrate", "--cpu-devices", "2", "--quick", "-q")
     (file,) = (tmp_path / "calibrations").iterdir()
     assert file.name.startswith("cpu-2-")
     name = "import autopar; print(autopar.Cluster.local().name)"

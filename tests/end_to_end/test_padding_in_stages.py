@@ -14,10 +14,9 @@ from autopar.ir.phases import is_stage_loop
 from autopar.lower.pipeline.source import TracedStages
 from autopar.lower.step import step_of
 from autopar.plan import StepForm
-from autopar.runtime.hosts.lists_load import load_lists
 from autopar.sharding.padding import candidates
 from autopar.stages.layers import forward_operators, members_of
-from tests.end_to_end.test_segments_in_stages import carried_out
+from tests.end_to_end.test_segments_in_stages import assert_lists_give_the_same_bits, carried_out
 from tests.microbatch.running import traced
 from tests.runtime_ray.pipelines import furthest, numbers, thread_cluster
 from tests.search.problems import toy
@@ -91,12 +90,7 @@ def test_stages_pad_where_it_is_faster(x64: None) -> None:
 def test_lists_of_many_hosts_give_the_same_bits(x64: None) -> None:
     step, args = model(vocab=255, rows=9)
     program, _ = carried_out(step, args, planned(step, args))
-    call, leaves = parallelize(step, cluster=toy(1)).trace(*args), jax.tree.leaves(args)
-    found = call.pure.traced(call.signature)
-    world = load_lists(found, program.split_step, program.lowered, jax.devices()[:4], program.donated)
-    results = [p.run(p.place_all(c), c) for p in (program, world) for c in [[np.array(leaf) for leaf in leaves]]]
-    for a, b in zip(*results, strict=True):
-        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+    assert_lists_give_the_same_bits(step, args, program, 4)
 
 
 @pytest.mark.slow

@@ -89,17 +89,22 @@ def test_stages_in_segments_have_the_values_of_the_step(x64: None) -> None:
     assert carried_out(step, args, loaded)[1] < 1e-14
 
 
+def assert_lists_give_the_same_bits(step: Any, args: Any, program: Any, devices: int) -> None:
+    """Lists of many hosts give what a pipeline of this process gives."""
+    call, leaves = parallelize(step, cluster=toy(1)).trace(*args), jax.tree.leaves(args)
+    found, split = call.pure.traced(call.signature), program.split_step
+    world = load_lists(found, split, program.lowered, jax.devices()[:devices], program.donated)
+    results = [p.run(p.place_all(c), c) for p in (program, world) for c in [[np.array(leaf) for leaf in leaves]]]
+    for a, b in zip(*results, strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
 @pytest.mark.slow
 def test_lists_of_many_hosts_give_the_same_bits(x64: None) -> None:
     step, args = chain()
     plan = planned(step, args, 2, 100_000, **TWO)
     program, _ = carried_out(step, args, plan)
-    call, leaves = parallelize(step, cluster=toy(1)).trace(*args), jax.tree.leaves(args)
-    found, split = call.pure.traced(call.signature), program.split_step
-    world = load_lists(found, split, program.lowered, jax.devices()[:2], program.donated)
-    results = [p.run(p.place_all(c), c) for p in (program, world) for c in [[np.array(leaf) for leaf in leaves]]]
-    for a, b in zip(*results, strict=True):
-        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+    assert_lists_give_the_same_bits(step, args, program, 2)
 
 
 @pytest.mark.slow

@@ -16,13 +16,11 @@ from autopar.ir.phases import is_stage_loop
 from autopar.lower.pipeline.source import TracedStages
 from autopar.lower.split_layers import split_layers
 from autopar.plan import StepForm
-from autopar.runtime.hosts.lists_load import load_lists
 from autopar.stages.layers import forward_operators, members_of
-from tests.end_to_end.test_segments_in_stages import carried_out, planned
+from tests.end_to_end.test_segments_in_stages import assert_lists_give_the_same_bits, carried_out, planned
 from tests.lower.test_backward_update import model
 from tests.microbatch.running import traced
 from tests.runtime_ray.pipelines import furthest, numbers, thread_cluster
-from tests.search.problems import toy
 
 ONE = {"num_microbatches": 1, "remat": "none"}
 
@@ -93,13 +91,7 @@ def test_lists_of_many_hosts_give_the_same_bits(x64: None) -> None:
     step, args = adam()
     plan = planned(step, args, 2, 0.55 * least(step, args).peak_memory, **ONE)
     program, _ = carried_out(step, args, plan)
-    call, leaves = parallelize(step, cluster=toy(1)).trace(*args), jax.tree.leaves(args)
-    world = load_lists(
-        call.pure.traced(call.signature), program.split_step, program.lowered, jax.devices()[:2], program.donated
-    )
-    results = [p.run(p.place_all(c), c) for p in (program, world) for c in [[np.array(leaf) for leaf in leaves]]]
-    for a, b in zip(*results, strict=True):
-        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+    assert_lists_give_the_same_bits(step, args, program, 2)
 
 
 @pytest.mark.slow

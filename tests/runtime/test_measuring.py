@@ -121,7 +121,7 @@ def test_meshes_are_ordered_as_their_collectives_are_measured() -> None:
 @pytest.mark.slow
 def test_the_command_measures_virtual_devices(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
-    command = [sys.executable, "-m", "autopar.cli", "calibrate", "--quick", "--cpu-devices", "4", "-o", str(file)]
+    command = [sys.executable, "-m", "autopar", "calibrate", "--quick", "--cpu-devices", "4", "-o", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     cluster = Cluster.load(file)

@@ -138,7 +138,7 @@ def test_the_supervisor_gives_up(tmp_path: Path) -> None:
 def test_a_notice_to_end_saves_first(tmp_path: Path, victim: int) -> None:
     job_options = "--processes 2 --cpu-devices 2 --restarts 0"
     script = f"{sys.executable} -m examples.train_hosts {tmp_path} --steps 500 --every 1000 --pause 0.1"
-    command = f"{sys.executable} -m autopar.cli run {job_options} -- {script}".split()
+    command = f"{sys.executable} -m autopar run {job_options} -- {script}".split()
     pids, steps, lines = {}, [], []
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "AUTOPAR_CACHE_DIR": "off"}
     with subprocess.Popen(

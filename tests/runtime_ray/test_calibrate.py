@@ -107,7 +107,7 @@ def test_the_command_takes_workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 @pytest.mark.slow
 def test_the_command_measures_workers_on_ray(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
-    command = [sys.executable, "-m", "autopar.cli", "calibrate", "--quick", "--ray", "--cpu-devices", "2"]
+    command = [sys.executable, "-m", "autopar", "calibrate", "--quick", "--ray", "--cpu-devices", "2"]
     done = subprocess.run([*command, "-o", str(file)], capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     cluster = Cluster.load(file)

@@ -285,7 +285,7 @@ class Body:
         return [collective(x, what) for x in operands]
 
     def scan(self, eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
-        """A ``scan``."""
+        """Writes a ``scan`` of the manual region as one over batched values."""
         params = plain_params("scan", eqn.params)
         first, carries = params["num_consts"], params["num_carry"]
         consts = operands[:first]
@@ -299,7 +299,7 @@ class Body:
         return [*carry, *rows]
 
     def loop(self, eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
-        """A ``while``."""
+        """Writes a ``while`` of the manual region as one over batched values."""
         params = eqn.params
         in_cond, first = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
 
@@ -312,7 +312,7 @@ class Body:
         return while_loop(goes_on, body, operands[first:], params["cond_jaxpr"].out_avals[0].ndim)
 
     def branch(self, eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
-        """A ``cond``."""
+        """Writes a ``cond`` of the manual region as one over batched values."""
 
         def taken(jaxpr: Any) -> Callable[..., list[Any]]:
             return lambda *values: self.run(jaxpr, values)

@@ -67,7 +67,7 @@ _NEUTRAL: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
 
 
 def dot_general(op: Operation, run: RunRegion, a: Any, b: Any) -> Any:
-    """``stablehlo.dot_general``."""
+    """Results of ``stablehlo.dot_general``."""
     n = op.numbers("dot_dimension_numbers", "DotDimensionNumbers")
     contracted = (tuple(n.lhs_contracting_dimensions), tuple(n.rhs_contracting_dimensions))
     batch = (tuple(n.lhs_batching_dimensions), tuple(n.rhs_batching_dimensions))
@@ -81,7 +81,7 @@ def dot(op: Operation, run: RunRegion, a: Any, b: Any) -> Any:
 
 
 def convolution(op: Operation, run: RunRegion, x: Any, kernel: Any) -> Any:
-    """``stablehlo.convolution``."""
+    """Results of ``stablehlo.convolution``."""
     n = op.numbers("dimension_numbers", "ConvDimensionNumbers")
     spatial = len(n.input_spatial_dimensions)
     if any(op.bools("window_reversal", spatial)):
@@ -162,7 +162,7 @@ def _is_neutral(name: str, initial: Any, dtype: Any) -> bool:
 
 
 def reduce_window(op: Operation, run: RunRegion, *values: Any) -> Any:
-    """``stablehlo.reduce_window`` of one array."""
+    """Results of ``stablehlo.reduce_window`` of one array."""
     if len(values) != 2:
         raise op.unknown("of several arrays")
     x, initial = values
@@ -182,7 +182,7 @@ def reduce_window(op: Operation, run: RunRegion, *values: Any) -> Any:
 
 
 def scatter(op: Operation, run: RunRegion, *values: Any) -> Any:
-    """``stablehlo.scatter`` of one array."""
+    """Results of ``stablehlo.scatter`` of one array."""
     if len(values) != 3:
         raise op.unknown("of several arrays")
     x, indices, updates = values

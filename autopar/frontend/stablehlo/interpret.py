@@ -105,7 +105,7 @@ class ModuleInterpreter:
         return list(lax.switch(number, [lambda r=r: self._region(r, (), env) for r in regions]))
 
     def if_else(self, op: Operation, values: list[Any], env: Mapping[Any, Any]) -> list[Any]:
-        """``stablehlo.if``."""
+        """Results of ``stablehlo.if``."""
         yes, no = op.op.regions
         return list(lax.cond(values[0], lambda: self._region(yes, (), env), lambda: self._region(no, (), env)))
 

@@ -35,7 +35,7 @@ class Operation:
 
     @property
     def name(self) -> str:
-        """``stablehlo.add``."""
+        """Name with its dialect, as ``stablehlo.add``."""
         return str(self.op.operation.name)
 
     @property

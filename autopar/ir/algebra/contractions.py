@@ -86,7 +86,7 @@ class LabelledProduct:
         return LabelledProduct(lhs, rhs, (at[0], at[1]), (*batch, *free[0], *free[1]))  # type: ignore[arg-type]
 
     def multiplications(self, sizes: Mapping[int, int]) -> int:
-        """Their number."""
+        """Number of multiplications of the product."""
         return math.prod(sizes[k] for k in {*self.lhs.labels, *self.rhs.labels})
 
 

@@ -232,7 +232,7 @@ class Existing:
         self.count(op.id)
 
     def count(self, id: str) -> None:
-        """Adds an id."""
+        """Reserves an id: later ids of its stem get a higher number."""
         stem, _, count = id.rpartition(".")
         if count.isdigit():
             self.counts[stem] = max(self.counts.get(stem, 0), int(count) + 1)

@@ -35,7 +35,7 @@ class Terms:
 
     @staticmethod
     def one(e: int = 0, l: int = 0, g: int = 0, d: int = 0) -> Terms:  # noqa: E741
-        """A monomial."""
+        """The monomial of these powers, with the coefficient 1."""
         return Terms((((e, l, g, d), Fraction(1)),))
 
     def plus(self, other: Terms, sign: int = 1) -> Terms:
@@ -46,7 +46,7 @@ class Terms:
         return Terms.make(total)
 
     def times(self, other: Terms) -> Terms:
-        """The product of two."""
+        """Product of this polynomial and another."""
         total: dict[Powers, Fraction] = {}
         for a, x in self.of:
             for b, y in other.of:
@@ -55,7 +55,7 @@ class Terms:
         return Terms.make(total)
 
     def scaled(self, factor: Fraction) -> Terms:
-        """A multiple."""
+        """This polynomial times a number."""
         return Terms.make({p: factor * c for p, c in self.of})
 
     def power(self, exponent: int) -> Terms | None:

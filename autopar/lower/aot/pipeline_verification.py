@@ -59,7 +59,7 @@ class WorkerRow:
 
     @property
     def ratio(self) -> float:
-        """Predicted over compiled."""
+        """Predicted bytes over those that the compiler says."""
         return self.predicted / max(1, self.compiled.total)
 
     @property

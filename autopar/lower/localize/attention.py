@@ -15,7 +15,7 @@ from jax.extend.core import Primitive
 
 from autopar._compat.dtypes import jax_dtype
 from autopar.ir.blockwise import ATTENTION, BACKWARD
-from autopar.lower.localize.attention_passes import Backward, Forward, over_blocks, wide
+from autopar.lower.localize.attention_passes import Backward, Forward, Ring, over_blocks, wide
 from autopar.lower.localize.base import LocalContext, Localizer, axis_names
 from autopar.lower.localize.blocks import Core
 from autopar.lower.not_before import not_before
@@ -50,17 +50,12 @@ def forward_in_halves(core: Core) -> list[Any]:
     at = [k.index(spec.rows) for k in spec.results]
     shapes = [_half(core.context.result_shape(n), at[n]) for n in (1, 0)]
     states: Pair = tuple(Forward(c).start(*shapes) for c in cores)
-    travelling = _travelling(core, dealt)
-    for step in range(core.devices):
-        here = _split(core, travelling)
-        if step < core.devices - 1:
-            travelling = core.passed_on(travelling)
-        for unit in halves.units(step):
-            earlier = halves.earlier(step)
-            rows, keys, first = _of_unit(halves, cores, here, unit, step)
+    ring = Ring(core, _travelling(core, dealt))
+    for step, here in ring.steps():
+        for unit, earlier, rows, keys, first in _products(halves, cores, here, step):
             state, _ = over_blocks(rows, Forward(rows).block(keys, first), picked(states, unit[0], earlier))
             states = put(states, unit[0], state, earlier)
-        travelling = [not_before(a, states[1][2]) for a in travelling]
+        ring.hold(states[1][2])
     ends = zip(*(Forward(c).finished(s) for c, s in zip(cores, states, strict=True)), strict=True)
     return [halves.brought_back(pair, dim) for pair, dim in zip(ends, at, strict=True)]
 
@@ -84,14 +79,9 @@ def backward_in_halves(core: Core) -> list[Any]:
     zeros = {w: jnp.zeros(_half(whole[w], at[w]), wide(dtypes[n])) for n, w in enumerate(spec.gradients)}
     of_queries: Pair = ([zeros[0]], [zeros[0]]) if 0 in zeros else ([], [])
     sums = {w: (a, a) for w, a in zeros.items() if w}
-    travelling = _travelling(core, dealt)
-    for step in range(core.devices):
-        here = _split(core, travelling)
-        if step < core.devices - 1:
-            travelling = core.passed_on(travelling)
-        for unit in halves.units(step):
-            earlier = halves.earlier(step)
-            rows, keys, first = _of_unit(halves, cores, here, unit, step)
+    ring = Ring(core, _travelling(core, dealt))
+    for step, here in ring.steps():
+        for unit, earlier, rows, keys, first in _products(halves, cores, here, step):
             back = Backward(rows)
             run = back.block(keys, first, picked(along, unit[0], earlier), list(sums))
             new, stacked = over_blocks(rows, run, picked(of_queries, unit[0], earlier))
@@ -99,8 +89,7 @@ def backward_in_halves(core: Core) -> list[Any]:
             for which, blocks in zip(sums, stacked, strict=True):
                 so_far = picked(sums[which], unit[1], earlier)
                 sums[which] = put(sums[which], unit[1], so_far + back.joined(blocks, which), earlier)
-        now = (*of_queries[1], *(pair[0] for pair in sums.values()))[0]
-        travelling = [not_before(a, now) for a in travelling]
+        ring.hold((*of_queries[1], *(pair[0] for pair in sums.values()))[0])
         if core.devices > 1:
             sums = _passed_on(core, sums, at)
     ends = {w: tuple(a.astype(dtypes[n]) for a in _pair(w, of_queries, sums)) for n, w in enumerate(spec.gradients)}
@@ -132,14 +121,17 @@ def _passed_on(core: Core, sums: Mapping[int, Pair], at: Mapping[int, int]) -> d
     return {w: (a, b) for w, array in zip(sums, sent, strict=True) for a, b in [jnp.split(array, 2, at[w])]}
 
 
-def _of_unit(
-    halves: Halves, cores: tuple[Core, Core], here: Sequence[Pair], unit: Unit, step: int
-) -> tuple[Core, list[Any], Any]:
-    """Rows, keys and values of one product of halves, and the number of its first block of keys among all."""
-    earlier = halves.earlier(step)
-    rows = picked_core(cores, unit[0], earlier)
-    number = picked(halves.key_numbers(step), unit[1], earlier)
-    return rows, [picked(pair, unit[1], earlier) for pair in here], number * jnp.int32(rows.blocks)
+def _products(
+    halves: Halves, cores: tuple[Core, Core], here: Sequence[Any], step: int
+) -> Iterator[tuple[Unit, Any, Core, list[Any], Any]]:
+    """Products of halves in a step: unit, whether the keys are of a device before this one, rows, keys and values, and
+    the number of its first block of keys among all."""
+    pairs = _split(halves.core, here)
+    for unit in halves.units(step):
+        earlier = halves.earlier(step)
+        rows = picked_core(cores, unit[0], earlier)
+        number = picked(halves.key_numbers(step), unit[1], earlier)
+        yield unit, earlier, rows, [picked(pair, unit[1], earlier) for pair in pairs], number * jnp.int32(rows.blocks)
 
 
 #: What belongs to the earlier half of a device and to the later one.

@@ -9,7 +9,7 @@ gradients of keys and values travel with them and are at home after as many step
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,31 @@ def over_blocks(core: Core, block: Callable[[Any, Any], tuple[Any, Any]], state:
     return lax.scan(block, state, jnp.arange(core.blocks, dtype=jnp.int32))
 
 
+@dataclass(eq=False)
+class Ring:
+    """Keys and values on their way along the devices.
+
+    Args:
+        core: the operator on one device.
+        here: those that are here.
+    """
+
+    core: Core
+    here: Sequence[Any]
+
+    def steps(self) -> Iterator[tuple[int, Sequence[Any]]]:
+        """Each step with the keys and values that are here; those of the next step are on their way meanwhile."""
+        for step in range(self.core.devices):
+            now = self.here
+            if step < self.core.devices - 1:
+                self.here = self.core.passed_on(now)
+            yield step, now
+
+    def hold(self, computed: Any) -> None:
+        """Sends the keys and values of a step on only after ``computed``: at most two steps' are on the device."""
+        self.here = [not_before(a, computed) for a in self.here]
+
+
 @dataclass(frozen=True, eq=False)
 class Forward:
     """The forward operator on one device."""
@@ -43,17 +68,11 @@ class Forward:
     def run(self) -> list[Any]:
         """The result, and the logarithms of the sums of exponentials."""
         core = self.core
-        _, keys, values = core.operands[:3]
         rows, shape = core.context.result_shape(1), core.context.result_shape(0)
-        state = self.start(rows, shape)
-        for step in range(core.devices):
-            first = core.first_block(step)
-            here = keys, values
-            if step < core.devices - 1:
-                keys, values = core.passed_on(here)
-            state, _ = over_blocks(core, self.block(here, first), state)
-            # What came goes on while the next blocks are computed, and not before: no more than two are here.
-            keys, values = (not_before(a, state[2]) for a in (keys, values))
+        state, ring = self.start(rows, shape), Ring(core, core.operands[1:3])
+        for step, here in ring.steps():
+            state, _ = over_blocks(core, self.block(here, core.first_block(step)), state)
+            ring.hold(state[2])
         return self.finished(state)
 
     def start(self, rows: tuple[int, ...], shape: tuple[int, ...]) -> Any:
@@ -139,7 +158,7 @@ class Backward:
         core, spec = self.core, self.core.spec
         _, keys, values, _, _, gradient = core.operands[:6]
         # Else a compiler takes what came by in the forward pass, and keeps all keys from there to here.
-        keys, values = (not_before(a, gradient) for a in (keys, values))
+        ring = Ring(core, [not_before(a, gradient) for a in (keys, values)])
         along = self.along()
         dtypes = [jax_dtype(t.dtype) for t in core.context.result_types]
         sums = {
@@ -147,16 +166,12 @@ class Backward:
         }
         of_queries = [sums[0]] if 0 in sums else []
         travelling = [w for w in (1, 2) if w in sums]
-        for step in range(core.devices):
-            first = core.first_block(step)
-            here = keys, values
-            if step < core.devices - 1:
-                keys, values = core.passed_on(here)
-            of_queries, stacked = over_blocks(core, self.block(here, first, along, travelling), of_queries)
+        for step, here in ring.steps():
+            run = self.block(here, core.first_block(step), along, travelling)
+            of_queries, stacked = over_blocks(core, run, of_queries)
             for which, blocks in zip(travelling, stacked, strict=True):
                 sums[which] = sums[which] + self.joined(blocks, which)
-            now = (*of_queries, *(sums[w] for w in travelling))[0]
-            keys, values = (not_before(a, now) for a in (keys, values))
+            ring.hold((*of_queries, *(sums[w] for w in travelling))[0])
             if core.devices > 1:
                 sums.update(zip(travelling, core.passed_on([sums[w] for w in travelling]), strict=True))
         if of_queries:

@@ -2,7 +2,7 @@
 
 Its loop runs the stage's forward and backward operators for each microbatch. What other stages send is an input of one
 microbatch's shape, the same in every microbatch (only what it costs to use it matters here); what it sends is carried
-through the loop, past `autopar.frontend.boundary`. After the loop comes the stage's update. Programs for the
+through the loop, past `boundary`. After the loop comes the stage's update. Programs for the
 runtime are cut from this very graph by `autopar.lower.pipeline.programs`.
 """
 
@@ -16,11 +16,11 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend.core import Primitive
 
 from autopar._compat.dtypes import jax_dtype, numpy_dtype
 from autopar.errors import MicrobatchError
 from autopar.frontend import BoundGraph
-from autopar.frontend.boundary import boundary
 from autopar.frontend.build import build_graph
 from autopar.ir import Graph, Input, Layout, Literal
 from autopar.ir.phases import FORWARD, STAGE, is_stage_loop
@@ -339,3 +339,21 @@ class _StageFunction:
         """Zeros of the type of one microbatch's piece of a value, in its layout over the microbatches."""
         type = self.bound.graph.types[name]
         return jnp.zeros(layout.local_shape(type.shape, {AXIS: self.microbatching.count}), jax_dtype(type.dtype))
+
+
+def _boundary_primitive() -> Primitive:
+    primitive = Primitive("stage_boundary")
+    primitive.def_abstract_eval(lambda x: x)
+    return primitive
+
+
+stage_boundary_p = _boundary_primitive()
+
+
+def boundary(x: Any) -> Any:
+    """``x``, which leaves a stage: what leaves is a final value, so partial sums end before it.
+
+    Planning takes the primitive as one that has no linear form.
+    """
+    apply: Any = stage_boundary_p.bind
+    return apply(x)

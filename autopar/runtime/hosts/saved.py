@@ -1,4 +1,8 @@
-"""Checkpoints in Orbax's format: asynchronous, whole or not at all, every process writes its own shards."""
+"""Checkpoints in Orbax's format: asynchronous, whole or not at all, every process writes its own shards.
+
+Orbax calls an array that lies on one process's devices that process's own, and refuses to write it next to those of
+others. A stage of a pipeline that lies inside one process has such arrays: they are written from devices of all.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from autopar.errors import CheckpointError
-from autopar.runtime.hosts.spanning import everywhere, onto, spanning, spans
+from autopar.runtime.hosts.arrays import spread, whole
 
 #: Names of the arrays of a manager's step, and of what a checkpointer writes without a manager.
 _ITEM = "default"
@@ -156,3 +162,30 @@ def _unreadable(folder: Path, error: Exception) -> CheckpointError:
         cause="it is of a state of another structure, or its files are not what was written",
         remedy="restore another step, or give a state of its structure",
     )
+
+
+def spans(sharding: Any) -> bool:
+    """Whether a sharding has devices of all processes, or is none on a mesh."""
+    if jax.process_count() == 1 or not isinstance(sharding, NamedSharding):
+        return True
+    devices: Any = sharding.device_set
+    return len({int(d.process_index) for d in devices}) == int(jax.process_count())
+
+
+def everywhere(shape: tuple[int, ...]) -> NamedSharding:
+    """A sharding over all devices: of the first dim where they divide it, else of nothing."""
+    mesh = Mesh(np.array(jax.devices()), ("devices",))
+    split = bool(shape) and shape[0] > 0 and shape[0] % mesh.size == 0
+    return NamedSharding(mesh, PartitionSpec("devices") if split else PartitionSpec())
+
+
+def spanning(leaf: Any) -> Any:
+    """``leaf`` on devices of all processes, which call this together; what lies so already as it is."""
+    if not isinstance(leaf, jax.Array) or spans(leaf.sharding):
+        return leaf
+    return spread(whole(leaf), leaf.dtype, everywhere(leaf.shape), copy=False)
+
+
+def onto(array: Any, wanted: NamedSharding) -> Any:
+    """An array on devices of all processes where it is wanted, on devices of some."""
+    return spread(whole(array), array.dtype, wanted, copy=True) if array.sharding != wanted else array

@@ -46,7 +46,7 @@ class ArrayStore:
         return self._arrays[id]
 
     def update(self, arrays: Mapping[int, Any]) -> None:
-        """Keeps arrays."""
+        """Keeps arrays under their numbers."""
         self._arrays.update(arrays)
 
     def forget(self, ids: Sequence[int]) -> int:

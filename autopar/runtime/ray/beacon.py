@@ -87,7 +87,7 @@ class Beacon:
 
 
 class Monitor:
-    """The driver's end.
+    """Driver's end of the connections over which workers report where they are.
 
     Args:
         credentials: what every connection begins with.

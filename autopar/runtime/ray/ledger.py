@@ -134,7 +134,7 @@ class Ledger:
             self._stale.update(self.holders.keys() - self.live)
 
     def held_by(self, ids: Iterable[int], workers: Iterable[int]) -> None:
-        """Arrays lie on workers."""
+        """Notes which workers hold some arrays."""
         for id in ids:
             self.holders.setdefault(id, set()).update(workers)
 

@@ -70,7 +70,7 @@ class Scene:
         return self.source.instruction(self.groups.workers[process], index_there)
 
     def name(self, process: int) -> str:
-        """The process for people."""
+        """Name of the process in messages."""
         worker = self.groups.workers[process]
         return f"worker {worker}" + (f", host {self.groups.rank(process)}" if self.groups.sizes[worker] > 1 else "")
 

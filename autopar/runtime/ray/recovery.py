@@ -126,7 +126,7 @@ class End:
 
 @dataclass(frozen=True)
 class Finish:
-    """The request is done."""
+    """Outcome of a recovery: the request is done."""
 
 
 @dataclass(frozen=True, eq=False)

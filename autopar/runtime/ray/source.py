@@ -56,7 +56,7 @@ class Result:
 
     @property
     def dtype(self) -> Any:
-        """Its dtype for jax."""
+        """Dtype of the output, for jax."""
         return jax_dtype(self.type.dtype)
 
 

@@ -60,7 +60,7 @@ class EqualStages:
 
     @staticmethod
     def of(problem: Problem, stages: int, like: Sequence[int] = ()) -> EqualStages:
-        """So many stages before any look.
+        """Estimate of a number of equal stages with no number of microbatches solved yet.
 
         Args:
             problem: the step, and all devices.

@@ -11,7 +11,7 @@ from autopar.sharding.factors import Rule, RuleFunction
 
 
 def whole(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule | None:
-    """Nothing is split."""
+    """Rule of operators that run whole on every device."""
     return None
 
 

@@ -127,7 +127,7 @@ def slice_(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule:
 
 
 def rev(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule:
-    """Not the reversed dims."""
+    """Rule of ``rev``: reversed dims are not split."""
     return _kept(op, operand_types, frozenset(op.ints("dimensions")), _linear(operand_types[0]))
 
 

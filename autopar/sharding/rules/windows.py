@@ -65,7 +65,7 @@ def largest(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule | None:
 
 
 def sums(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule | None:
-    """Sums of windows: linear."""
+    """Rule of sums over windows, which are linear."""
     return _windowed(op, operand_types, True, slides=True)
 
 

@@ -78,7 +78,7 @@ def descend(graph: PackedGraph, costs: Array, choice: Ints, rounds: int) -> None
 
 @compiled
 def cost_of(graph: PackedGraph, costs: Array, choice: Ints) -> float:
-    """Cost of a choice."""
+    """Sum of the costs of nodes and edges of a choice."""
     total = 0.0
     for v in range(graph.first.size - 1):
         total += costs[graph.first[v] + choice[v]]
@@ -107,7 +107,7 @@ def priced(memory: PackedMemory, first: Ints, costs: Array, prices: Array) -> Ar
 
 @compiled
 def held_by(memory: PackedMemory, choice: Ints) -> Array:
-    """Bytes by row."""
+    """Bytes that a choice uses in each memory row."""
     change = np.zeros(memory.base.size + 1)
     for run in range(memory.node.size):
         held = memory.bytes[memory.first[run] + choice[memory.node[run]]]

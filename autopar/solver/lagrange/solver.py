@@ -48,7 +48,7 @@ class LagrangeSolver:
 
     @property
     def name(self) -> str:
-        """``lagrange``."""
+        """Name of the solver: ``lagrange``."""
         return "lagrange"
 
     @property

@@ -1,4 +1,4 @@
-"""``python -m autopar.cli``: the command without its script."""
+"""``python -m autopar``: the command without its script."""
 
 from __future__ import annotations
 

@@ -152,6 +152,7 @@ NUMBERS_OF_SEARCH = {
     "autopar.search.intra.timeline.MOST_POINTS": "size of a picture",
     "autopar.search.intra.sharding_problem._NUMBERS_OF_DRAFT": "memory of what is computed once",
     "autopar.search.store._MOST_ENTRIES": "memory of what is computed once",
+    "autopar.search.store._NUMBERS_OF_RECORD": "memory of what is computed once",
     "autopar.search.partition.dp._MOST_SUMS": "memory of sums that are made at a time",
     "autopar.search.partition.even._ROUNDING": "of sums",
     "autopar.search.intra.extract._SHOWN_OPERATORS": "length of a text",
@@ -226,10 +227,9 @@ def test_no_clock_decides_in_the_search_of_pipelines() -> None:
 
 def test_a_clock_ends_a_solve_only_where_the_user_says_so() -> None:
     assert autopar.search.job.Solving().time_limit_s is None
-    for name in ("looks", "restrict"):
-        calls = [n for n in ast.walk(parse(ROOT / "autopar" / "search" / f"{name}.py")) if isinstance(n, ast.Call)]
-        limits = [ast.unparse(k.value) for c in calls for k in c.keywords if k.arg == "time_limit_s"]
-        assert limits == ["problem.solving.time_limit_s"], name
+    calls = [n for n in ast.walk(parse(ROOT / "autopar" / "search" / "mesh_search.py")) if isinstance(n, ast.Call)]
+    limits = [ast.unparse(k.value) for c in calls for k in c.keywords if k.arg == "time_limit_s"]
+    assert limits == ["problem.solving.time_limit_s"]
 
 
 #: Words that are not the field's, with what to say instead: no name of a function, class, argument, field, variable or

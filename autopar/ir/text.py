@@ -51,6 +51,7 @@ of an operator is for one result that is called as the operator is.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -81,6 +82,21 @@ def graph_text(graph: Graph) -> str:
         graph: any graph; it need not pass `verify`.
     """
     return "\n".join(_graph_lines(graph)) + "\n"
+
+
+def graph_digest(graph: Graph) -> str:
+    """A hash of the text of a graph, made once; 24 hexadecimal digits. Graphs of one digest are equal."""
+    kept = vars(graph)
+    if "digest" not in kept:
+        kept["digest"] = hashlib.sha256(graph_text(graph).encode()).hexdigest()[:24]
+    digest: str = kept["digest"]
+    return digest
+
+
+def with_digest(graph: Graph, digest: str) -> Graph:
+    """A graph whose `graph_digest` is known from how it was made: no other graph may have it."""
+    vars(graph)["digest"] = digest
+    return graph
 
 
 def operator_text(op: Operator) -> str:

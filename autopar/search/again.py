@@ -12,13 +12,13 @@ from autopar.errors import AutoparError
 from autopar.plan import Choice, Considered, PlanContent, StepForm
 from autopar.plan.again import ALTERNATIVE
 from autopar.plan.text import bytes_text
-from autopar.search.intra import build, extract
+from autopar.search.intra import extract
+from autopar.search.mesh_search import MeshSearch, with_allowed
 from autopar.search.outcome import within_reach
 from autopar.search.problem import Problem
 from autopar.search.registry import strategy_named
 from autopar.search.single_stage import OneStagePlanner, problem_in_form
 from autopar.search.source import StepSource
-from autopar.solver import HighsSolver, Node, solve
 
 #: Plans that people write by hand, against which a plan is shown.
 ALTERNATIVES = ("data-parallel", "zero1", "zero2", "zero3", "megatron", "fsdp-tp")
@@ -75,17 +75,16 @@ class SearchedAgain:
         problem = self._stage
         sizes = tuple(n for _, n in self.content.stages[0].mesh_axes)
         (mesh,) = problem.cluster.logical_meshes(sizes)
-        program = build(problem, mesh)
+        meshes = MeshSearch(problem)
+        program = meshes.program(mesh)
         at = next((n for n, node in enumerate(program.nodes) if node.name == choice.name), None)
         if at is None:
             return None
-        nodes = list(program.problem.nodes)
-        ruled_out = [program.nodes[at].label(k) == choice.choice for k in range(nodes[at].costs.size)]
-        nodes[at] = Node(nodes[at].name, np.where(ruled_out, np.inf, nodes[at].costs))
-        if not np.isfinite(nodes[at].costs).any():
+        labels = [program.nodes[at].label(k) for k in range(program.problem.nodes[at].costs.size)]
+        restricted = with_allowed(program.problem, {at: [label != choice.choice for label in labels]})
+        if not np.isfinite(restricted.nodes[at].costs).any():
             return Considered("", None, None, "nothing else is possible here")
-        restricted = replace(program.problem, nodes=tuple(nodes))
-        solution = solve(restricted, HighsSolver(max_nodes=problem.policy.meshes.most_nodes), seed=problem.solving.seed)
+        solution = meshes.solved(restricted, gap=0.0)
         if not solution.found:
             limit = bytes_text(problem.memory_limit_bytes)
             return Considered("", None, None, f"nothing else was found within {limit} a device")

@@ -12,7 +12,7 @@ from autopar.ir import Graph
 from autopar.ir.analysis import unread_effects
 from autopar.microbatch import batch_size
 from autopar.plan import Plan
-from autopar.search.bounds.pipelines import least_of_all_s, microbatches_of
+from autopar.search.bounds.pipelines import BoundedStep, least_of_all_s, microbatches_of
 from autopar.search.bounds.workers import Workers, workers_of
 from autopar.search.critical_path import in_every_microbatch
 from autopar.search.problem import Problem
@@ -123,14 +123,15 @@ def work_bound_s(graph: Graph, cost: CostModel, freedom: Freedom | None = None) 
     if freedom.one_stage:
         fewest = counts[0][0]
         every = in_every_microbatch(graph, fewest) if fewest > 1 else frozenset[str]()
-        bounds.append(least_of_all_s(graph, cost, works, every, [Workers(1, devices, devices)], counts[:1]))
+        bounds.append(
+            least_of_all_s(BoundedStep(graph, cost, works, every), [Workers(1, devices, devices)], counts[:1])
+        )
     if freedom.most_stages:
         every = in_every_microbatch(graph, counts[-1][1])
         some = workers_of(cost.cluster, min(devices, freedom.most_stages))
         latency_s = least_latency_s(cost.cluster) if freedom.sends else 0.0
         is_synchronous = freedom.is_synchronous
-        bounds.append(
-            least_of_all_s(graph, cost, works, every, some, counts, is_synchronous=is_synchronous, latency_s=latency_s)
-        )
+        step = BoundedStep(graph, cost, works, every)
+        bounds.append(least_of_all_s(step, some, counts, is_synchronous=is_synchronous, latency_s=latency_s))
     least_s = min(bounds)
     return least_s if math.isfinite(least_s) else 0.0

@@ -66,7 +66,7 @@ def _in_more_microbatches(
         trials: plans a candidate.
         of_counts: candidates in more microbatches, by rising number.
     """
-    plans, policy = list[Plan](), search.problem.policy.schedules
+    plans, least_gain = list[Plan](), search.problem.policy.effort.least_gain
     first = {_placement(c): (plan, c) for plan, c in search.planned}
     for some in of_counts:
         fastest_s = min([search.problem.subproblem.cutoff_s, *(plan.step_time for plan, _ in search.planned)])
@@ -77,7 +77,7 @@ def _in_more_microbatches(
                 busiest_s = _busiest_s(plan, fewest)
                 estimates_s[candidate] = busiest_s + (plan.step_time - busiest_s) * fewest.count / candidate.count
         least = min(estimates_s, key=lambda c: estimates_s[c], default=None)
-        if least is None or estimates_s[least] > (1 - policy.least_gain) * fastest_s:
+        if least is None or estimates_s[least] > (1 - least_gain) * fastest_s:
             break
         equal = [c for c in some if _sizes(c) == _sizes(least)]
         planned = trials.run([PipelineTrial(c, is_optional=True) for c in equal], cutoff_s=fastest_s)

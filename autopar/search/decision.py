@@ -212,7 +212,7 @@ class Decision:
         devices, is_uniform = self.problem.cluster.num_devices, len(self.problem.cluster.groups) == 1
         equal = [stages for stages in by_stages if devices % stages == 0] if is_uniform else []
         looks: _Looks = {}
-        per_stage = (0, self.problem.policy.enumeration.whole_step_microbatches)
+        per_stage = (0, self.problem.policy.enumeration.least_microbatches_per_stage)
         for stages, seconds in sorted(by_stages.items()):
             # Unequal stages have the estimate of the next numbers of equal ones.
             below = max((s for s in equal if s <= stages), default=0)
@@ -272,7 +272,7 @@ class Decision:
             region = self._stages(stages, min(possible)) if serial else self._stages(stages, first_count=best)
             yield replace(region, relaxation=relaxation, least_s=least_s, expected_s=expected_s)
             return
-        for count in ranked[: policy.enumeration.most_planned_pairs]:
+        for count in ranked[: policy.partition.most_near]:
             least_s, expected_s = equal.least_s([count], left), equal.step_s(count)
             region = self._stages(stages, count)
             yield replace(region, relaxation=relaxation, least_s=least_s, expected_s=expected_s)

@@ -39,7 +39,7 @@ def with_executions(plan: Plan, problem: Problem) -> Plan:
     prices = execution_prices(plan, problem.cluster, problem.policy.schedules)
     if prices is None:
         return plan
-    taken, reason = _decided(prices, problem.cluster, plan.content.memory_limit, problem.policy.schedules.least_gain)
+    taken, reason = _decided(prices, problem.cluster, plan.content.memory_limit, problem.policy.effort.least_gain)
     executions = msgspec.structs.replace(prices, taken=taken, reason=reason)
     content = msgspec.structs.replace(plan.content, pipeline=msgspec.structs.replace(record, executions=executions))
     return replace(plan, content=content)

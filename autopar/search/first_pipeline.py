@@ -60,7 +60,7 @@ def first_plan(step: CuttableStep, clock: Clock) -> tuple[Plan, Candidate] | Non
     if not may_be_even(problem):
         return None
     with clock.phase("first plan"):
-        for candidate in even_candidates(problem, step.source, problem.policy.enumeration.first_stage_counts):
+        for candidate in even_candidates(problem, step.source):
             plan = sketch(step, candidate)
             if plan is not None:
                 return plan, replace(candidate, schedule=None)
@@ -85,7 +85,7 @@ def fastest_of_equal_stages(sketches: Sketches) -> tuple[Plan, Candidate] | None
     if first is None or not has_equal_stages(sketches.step.source, first[1]):
         return None
     others = other_even_candidates(sketches.step.problem, sketches.step.source, first[1])
-    sketches.add(others, sketches.step.problem.policy.schedules.least_gain)
+    sketches.add(others, sketches.step.problem.policy.effort.least_gain)
     sketches.climb()
     return sketches.fastest()
 
@@ -111,16 +111,16 @@ def other_even_candidates(problem: Problem, source: StageSource, candidate: Cand
         source: cuts its step.
         candidate: even stages on equal submeshes.
     """
-    for other in even_candidates(problem, source, None):
+    for other in even_candidates(problem, source):
         if len(other.members) != len(candidate.members):
             yield replace(other, schedule=None)
     (first, size), shape = candidate.devices[0], candidate.meshes[0]
     meshes = by_likeness(problem.cluster.part(first, size))
-    for mesh in [m for m in meshes if m.shape != shape][: problem.policy.enumeration.sketched_meshes]:
+    for mesh in [m for m in meshes if m.shape != shape][: problem.policy.enumeration.ranked_meshes]:
         yield replace(candidate, meshes=(mesh.shape,) * len(candidate.members))
 
 
-def even_candidates(problem: Problem, source: StageSource, most: int | None) -> Iterator[Candidate]:
+def even_candidates(problem: Problem, source: StageSource) -> Iterator[Candidate]:
     """Even stages on equal submeshes: as many as there are nodes first.
 
     Each number is in the microbatches that a relaxation expects to be the fastest, then in many, which hold least.
@@ -128,12 +128,11 @@ def even_candidates(problem: Problem, source: StageSource, most: int | None) -> 
     Args:
         problem: what is planned.
         source: cuts its step.
-        most: numbers of stages; None for all.
     """
     schedule, cluster = schedule_of(problem), problem.cluster
     counts = [s for s in stage_counts(problem, schedule) if cluster.num_devices % s == 0]
     counts.sort(key=lambda s: (abs(math.log2(s / cluster.num_nodes)), -s))
-    for stages in counts[:most]:
+    for stages in counts:
         size = cluster.num_devices // stages
         node = math.gcd(size, cluster.groups[0].devices_per_node)
         many = problem.job.num_microbatches or _microbatches(problem, stages, size // node)

@@ -10,10 +10,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from autopar.search.built import sharding_problem_of
-from autopar.search.clock import Clock
 from autopar.search.intra import ShardingProblem, extract
 from autopar.search.looks import Looked
+from autopar.search.mesh_search import MeshSearch
 from autopar.search.problem import Problem
 from autopar.solver import Solution, first_look
 from autopar.solver.goal import PLAN_GAP, Goal
@@ -64,32 +63,26 @@ class LimitLooks:
 
 
 def look_within_limit(
-    problem: Problem,
-    shared: ShardingProblem,
-    clock: Clock,
-    *,
-    least_s: float,
-    best_s: float,
-    known_s: float,
+    meshes: MeshSearch, shared: ShardingProblem, *, least_s: float, best_s: float, known_s: float
 ) -> LimitLooks:
     """Looks at a mesh within the limit.
 
     Args:
-        problem: what is planned.
+        meshes: what is planned.
         shared: the problem of the mesh.
-        clock: takes the time.
         least_s: no choice without the limit costs less: copies of each phase's own are looked at where the limit costs
             something.
         best_s: seconds of the best answer of another mesh.
         known_s: seconds of a plan that is at hand.
     """
-    with clock.phase("solve"):
+    problem = meshes.problem
+    with meshes.clock.phase("solve"):
         look = first_look(shared.problem, Goal(PLAN_GAP, min(best_s, known_s)))
-    negligible_s = least_s + problem.policy.stages.negligible_cost * abs(least_s)
+    negligible_s = least_s + problem.policy.effort.negligible_cost * abs(least_s)
     if look is None or look.objective <= negligible_s or problem.subproblem.separate_programs:
         return LimitLooks(look)
-    split = sharding_problem_of(problem, shared.mesh, clock, split_phases=True)
-    with clock.phase("solve"):
+    split = meshes.program(shared.mesh, split_phases=True)
+    with meshes.clock.phase("solve"):
         split_look = first_look(split.problem, Goal(PLAN_GAP, known_s))
     return LimitLooks(look, split, split_look, _times_joined(problem, split, split_look))
 
@@ -103,19 +96,17 @@ def _times_joined(problem: Problem, split: ShardingProblem, look: Solution | Non
 
 
 def looks_within_limit(
-    problem: Problem,
+    meshes: MeshSearch,
     looked: Sequence[Looked],
     known_s: float,
-    clock: Clock,
     offer: Callable[[ShardingProblem, Solution | None], None],
 ) -> dict[int, LimitLooks]:
     """Looks within the limit, by number of the mesh; none where no two meshes need one.
 
     Args:
-        problem: what is planned.
-        looked: looks at the meshes without a limit.
+        meshes: what is planned.
+        looked: looks at them without a limit.
         known_s: seconds of a plan that is at hand.
-        clock: takes the time.
         offer: takes each choice that is the cheapest so far.
     """
     best_s = min((look.solution.objective for look in looked if look.fits and look.solution), default=math.inf)
@@ -127,9 +118,9 @@ def looks_within_limit(
     for i in sorted(short, key=lambda i: (looked[i].bound_s, i)) if len(short) > 1 else ():
         if looked[i].bound_s > best_s:
             continue
-        problem.checkpoint()
+        meshes.problem.checkpoint()
         shared = replace(looked[i].sharding_problem, memory_bound=True)
-        looks[i] = look_within_limit(problem, shared, clock, least_s=looked[i].bound_s, best_s=best_s, known_s=known_s)
+        looks[i] = look_within_limit(meshes, shared, least_s=looked[i].bound_s, best_s=best_s, known_s=known_s)
         if looks[i].cost_s < best_s:
             best_s = looks[i].cost_s
             for of, look in looks[i].forms(shared):

@@ -233,7 +233,7 @@ def explored(problem: Problem, regions: Regions) -> Known:
         left[:0] = answer.regions
         if answer.plan is not None:
             _tell_estimate(problem, region, answer.plan)
-            known = known.planned(region, answer.plan, problem.policy.schedules.least_gain)
+            known = known.planned(region, answer.plan, problem.policy.effort.least_gain)
             known = known.worked(region, units_of(problem.meter) - before)
             problem.offer(known.best or answer.plan)
         problem.checkpoint()

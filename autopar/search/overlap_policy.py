@@ -15,7 +15,6 @@ class OverlapPolicy:
             with 0.1 or 0.5, by 0 to 21%; with both in turn by 14% on average, and a third share gained 0.3%.
         stall_share: share of a step that waits for collectives, up to which the answer stays: no more than it can be
             won.
-        gap: relative gap at which such an answer is good enough.
         most_blocks: blocks of a product that travel next to it: programs grow with them, and blocks become small. It is
             a choice.
         joining_factors: thresholds that are compared, over the bytes that take as long to send as the latency.
@@ -29,7 +28,6 @@ class OverlapPolicy:
 
     link_shares: tuple[float, ...] = (0.1, 0.5)
     stall_share: float = 0.02
-    gap: float = 1e-2
     most_blocks: int = 16
     joining_factors: tuple[int, ...] = (1, 4, 16, 64)
     least_joining_gain: float = 1e-3

@@ -160,7 +160,7 @@ def _exactly(
 ) -> list[Plan]:
     """The plan of a candidate and the look at it; none where that says that it is no faster than the plan at hand."""
     problem = search.problem
-    least_s = (1 - problem.policy.stages.sketch_cost) * look.step_time
+    least_s = (1 - problem.policy.effort.sketch_cost) * look.step_time
     if least_s >= problem.subproblem.cutoff_s:
         trials.bounded = Bounded("looks at its stages, an estimate", least_s)
         return []
@@ -245,7 +245,8 @@ def _under_other_schedules(problem: Problem, candidate: Candidate, plan: Plan) -
     policy = problem.policy.schedules
     short = policy.most_activation_growth * plan.peak_memory >= problem.memory_limit_bytes
     if problem.job.schedule == "auto" and short:
-        below_s = launched_s(problem, plan, plan.schedule, candidate) - policy.least_gain * plan.step_time
+        below_s = launched_s(problem, plan, plan.schedule, candidate)
+        below_s -= problem.policy.effort.least_gain * plan.step_time
         for name in policy.one_stage_per_worker:
             yield PipelineTrial(replace(candidate, schedule=get(name)), below_s, is_optional=True)
 

@@ -69,7 +69,7 @@ class Planner:
             watched = replace(problem, anytime=incumbent, reporting=reporting, meter=meter, trail=trail)
             regions = self._decision(watched, step, counts).regions(tries_pipelines=self.tries_pipelines)
             plan = _timed(watched, regions)
-            plan = incumbent.fastest(plan, problem.policy.schedules.least_gain)
+            plan = incumbent.fastest(plan, problem.policy.effort.least_gain)
         except (SearchEndedError, KeyboardInterrupt) as ended:
             best = incumbent.cut_short(ended.cause if isinstance(ended, SearchEndedError) else "Ctrl-C")
             if best is None:

@@ -46,45 +46,35 @@ class EnumerationPolicy:
     Args:
         most_stages: stages on a large cluster: a choice. Published runs of 1,000 and more devices have 64 and fewer.
         most_stages_of_few: of a step of few operators any number of stages up to this is tried, a power of two or not.
-        most_stack_groups: groups into which a stack of layers is split where the number of stages is free: a choice, as
-            many as ``most_layers``.
         most_slicings: slicings of a tiny step up to which all of them are planned; more go to the dynamic program.
             It is a choice.
-        large_microbatches_per_stage: microbatches a stage on a large cluster: the bubble of 1F1B is then an eighth.
-        least_microbatches_per_stage: fewest that are tried where only the number of stages is given: a choice. With
-            one a stage the bubble is nearly half of the step.
-        most_microbatches_per_stage: most that are tried there: the bubble is an eighth.
+        least_microbatches_per_stage: fewest that are tried where only the number of stages is given, and those of the
+            second look at a whole step, whose first has as few as may be: a choice. With one a stage the bubble is
+            nearly half of the step, and more send as much in more messages.
+        most_microbatches_per_stage: most that are tried there, and on a large cluster: the bubble of 1F1B is an eighth.
         most_ranked_per_stage: most that are ranked by interpolated costs where both numbers are free: a choice. The
             bubble is a thirty-third there.
         layers_per_stage: layers that a step is clustered into for each stage: the dynamic program moves a cut by a
             quarter of a stage.
-        most_layers: layers in all: the dynamic program takes time by their cube.
+        most_layers: layers in all, and groups into which a stack of them is split where the number of stages is free:
+            the dynamic program takes time by their cube.
         most_mesh_axes: axes of a mesh of named degrees: strategies of an operator grow as its loops to their power, and
             the integer program of four axes does not fit in memory.
         small_state_share: share of all parameters below which state may stay whole under tensor parallelism: biases and
             scales are below it, matrices are not.
-        whole_step_gap: relative gap of the sharding of a whole step on the devices of one stage, which says which
-            numbers of stages may be faster: it errs by more.
         most_uneven: times its share of the layers that a stage on a large cluster may have: a choice. 126 layers make
             16 stages of at most 8.
         most_stage_counts: numbers of stages that are ranked there, the largest: a choice.
         most_stage_devices: devices of a stage of whole nodes, where fewer are possible: on 2,048 of them a stage of
             LLaMA 405B is planned in 25 CPU s. A choice.
-        most_planned_pairs: numbers of microbatches of each number of stages that may be planned there: a choice.
-        ranked_meshes: meshes that a whole step is sharded on to rank it, or to see whether it may fit: a choice.
+        ranked_meshes: meshes that a whole step is sharded on to rank it, or to see whether it may fit, and on which
+            equal stages are looked at besides the likeliest: a choice.
         middle_microbatches_per_stage: microbatches a stage of the first even pipeline at least: a bubble of a quarter.
-        whole_step_microbatches: microbatches a stage of the second look at a whole step: more send as much in more
-            messages. The first look has as few as may be.
-        first_stage_counts: numbers of even stages of which the first that fits is planned before any is ranked: a
-            choice.
-        sketched_meshes: logical meshes besides the most likely one that equal stages are looked at on: a choice.
     """
 
     most_stages: int = 64
     most_stages_of_few: int = 4
-    most_stack_groups: int = 32
     most_slicings: int = 250
-    large_microbatches_per_stage: int = 8
     least_microbatches_per_stage: int = 2
     most_microbatches_per_stage: int = 8
     most_ranked_per_stage: int = 32
@@ -92,18 +82,13 @@ class EnumerationPolicy:
     most_layers: int = 32
     most_mesh_axes: int = 3
     small_state_share: float = 1e-3
-    whole_step_gap: float = 1e-2
     most_uneven: float = 1.1
     most_uneven_runs: float = 1.5
     heavy_share: float = 0.01
     most_stage_counts: int = 4
     most_stage_devices: int = 1024
-    most_planned_pairs: int = 3
     ranked_meshes: int = 2
     middle_microbatches_per_stage: int = 4
-    whole_step_microbatches: int = 2
-    first_stage_counts: int = 2
-    sketched_meshes: int = 2
 
 
 @dataclass(frozen=True)
@@ -123,7 +108,7 @@ class RelaxationPolicy:
 
 @dataclass(frozen=True)
 class EffortPolicy:
-    """When the search stops.
+    """When the search stops, and below what gain or cost it tries no more.
 
     Args:
         gap: share of the fastest plan's step that a region must be able to save, by its relaxation, to be planned.
@@ -132,6 +117,12 @@ class EffortPolicy:
         large_work: work units (`autopar.search.work`) from which on ``large_gap`` holds: five seconds of a core.
         price: share of a step that must be won for planning to take twice as long: other numbers of stages of GPT 39B
             might save 19% by their estimates, less their spread, and take as long as all before. They save nothing.
+        estimate_gap: relative gap between cost and bound of a sharding that is an estimate, or that is improved.
+        negligible_cost: relative cost of a memory limit below which no other recomputation, and no other placement of
+            copies, is tried: all of them do more work than the plan without a limit.
+        sketch_cost: likewise where looks compare candidates: what they leave open is as much. A choice.
+        least_gain: share of a step that another schedule, or form of plan, must save to be taken: a choice, below what
+            predictions err by.
         budget: work units after which the search ends as soon as a plan is known; None for any number. By default a
             hundred seconds of a core.
         work: of the work of a region, nothing of which is sent. Of LLaMA 8B on 32 H100 pipelines take 5 to 45% more.
@@ -146,6 +137,10 @@ class EffortPolicy:
     large_gap: float = 0.03
     large_work: int = 500_000_000
     price: float = 0.3
+    estimate_gap: float = 1e-2
+    negligible_cost: float = 1e-3
+    sketch_cost: float = 0.05
+    least_gain: float = 0.005
     budget: int | None = 10_000_000_000
     work: RelaxationPolicy = RelaxationPolicy(usual=1.1, spread=1.0)
     looks: RelaxationPolicy = RelaxationPolicy(usual=0.95, spread=0.05)
@@ -158,33 +153,19 @@ class EffortPolicy:
 
 
 @dataclass(frozen=True)
-class PricingPolicy:
-    """How layers are priced.
-
-    Args:
-        most_nodes: nodes of the branch-and-bound tree of one layer's integer program. A guard that has decided
-            nothing: of 48 calls of HiGHS in 21 of the fixed plans each ended with 0 nodes or 1. It is a number of
-            nodes, and no clock, so that costs would be the same on a loaded machine.
-    """
-
-    most_nodes: int = 500
-
-
-@dataclass(frozen=True)
 class MeshPolicy:
     """How the sharding on one logical mesh is solved.
 
     Args:
-        most_nodes: nodes of HiGHS's tree of the integer program of a mesh. A guard, as that of `PricingPolicy`, in the
-            same 48 calls: bounds and elimination decide most problems before a tree begins, and wide problems short of
-            memory end by steps of their own (`autopar.solver.solve`).
-        looks_only: whether a look that keeps the limit is the answer, whatever its gap.
+        most_nodes: nodes of HiGHS's tree of the integer program of a mesh. A guard that has decided nothing: of 48
+            calls of HiGHS in 21 of the fixed plans each ended with 0 nodes or 1, for bounds and elimination decide most
+            problems before a tree begins, and wide problems short of memory end by steps of their own
+            (`autopar.solver.solve`).
         offered_columns: columns from which the plan of a look is offered as incumbent before the mesh is solved:
             solving takes seconds there where memory is short, assembling a tenth of one. A choice.
     """
 
     most_nodes: int = 10_000
-    looks_only: bool = False
     offered_columns: int = 10_000
 
 
@@ -246,7 +227,8 @@ class PartitionPolicy:
         near_best: factor of the least estimate within which candidates are planned exactly.
         far: likewise of the best candidate with each number of stages of a small step: estimates leave out that sends
             overlap, and that weight gradients fill the bubble.
-        most_near: candidates within ``near_best`` that are planned: a choice between seconds and errors of estimates.
+        most_near: candidates within ``near_best`` that are planned, and on a large cluster numbers of microbatches of
+            each number of stages: a choice between seconds and errors of estimates.
         most_other: candidates planned where none of the least estimates fits: likewise.
     """
 
@@ -265,9 +247,6 @@ class StagePolicy:
     """How one stage is planned.
 
     Args:
-        negligible_cost: relative cost of a memory limit below which no other recomputation, and no other placement of
-            copies, is tried: all of them do more work than the plan without a limit.
-        sketch_cost: likewise where looks compare candidates: what they leave open is as much. A choice.
         limit_attempts: memory limits that a stage is planned within before it is given up: what is known only from its
             plan (gradients that are added) comes off the next limit. Their number is a choice.
         shared_worker_attempts: likewise of stages that share a worker, which move each other's: a choice.
@@ -275,8 +254,6 @@ class StagePolicy:
             run the forward pass once more, a quarter to a third of a step that products bind. A choice.
     """
 
-    negligible_cost: float = 1e-3
-    sketch_cost: float = 0.05
     limit_attempts: int = 3
     shared_worker_attempts: int = 5
     segment_cost: float = 0.2
@@ -292,8 +269,6 @@ class SchedulePolicy:
         two_stages_per_worker: schedules that are planned where workers are idle for long.
         long_idle_share: share of a step from which idle time is long: a choice. Two stages a worker have about half the
             bubble, and send twice.
-        least_gain: share of a step that another schedule, or form of plan, must save to be taken: a choice, below what
-            predictions err by.
         start_s: seconds that a runtime needs to start one more program (`benchmarks pipelines`: 0.1 to 0.4 ms an
             instruction on CPU).
         branch_s: seconds of a worker's branch in a round of one program (10 us a round with small slots on CPU devices;
@@ -311,7 +286,6 @@ class SchedulePolicy:
     one_stage_per_worker: tuple[str, ...] = ("zb-h1", "zb-h2", "eager-1f1b")
     two_stages_per_worker: tuple[str, ...] = ("zb-v", "interleaved")
     long_idle_share: float = 0.1
-    least_gain: float = 0.005
     start_s: float = 2e-4
     branch_s: float = 1e-5
     most_branches: int = 2**12
@@ -364,50 +338,14 @@ class CompilationPolicy:
 
 
 @dataclass(frozen=True)
-class ResearchPolicy:
-    """Numbers of the strategies that search by trying (`autopar.search.research`), as the papers have them or chosen.
-
-    Args:
-        steps: choices evaluated on one mesh, unless `Solving.steps` says otherwise.
-        exhaustive_steps: likewise for exhaustive search, which takes a second for a million.
-        draws: random choices evaluated at a time.
-        population, elite, mutants, elite_bias: of the genetic algorithm (Goncalves and Resende, 2011): individuals,
-            shares of them, and the probability that a gene comes from the elite parent.
-        patience: share of the steps without a better choice after which a walk returns to the best.
-        hot, cold: rises of the cost, as shares of it, that a walk accepts with probability 1/e: at first, at the end.
-        samples, learning_rate: of policy gradients: choices a step, and the length of the step.
-        planned_candidates: slicings planned exactly, those with the least estimates.
-        failed_candidates: slicings that may fail before none is tried any more.
-    """
-
-    steps: int = 20_000
-    exhaustive_steps: int = 4_000_000
-    draws: int = 64
-    population: int = 100
-    elite: float = 0.15
-    mutants: float = 0.1
-    elite_bias: float = 0.7
-    patience: float = 0.1
-    samples: int = 50
-    learning_rate: float = 0.1
-    hot: float = 1e-2
-    cold: float = 1e-5
-    planned_candidates: int = 3
-    failed_candidates: int = 12
-
-
-@dataclass(frozen=True)
 class WorkerPolicy:
     """When a second process plans too. This is about speed: plans do not depend on it.
 
     Args:
         least_operators: operators of a step from which a process is started, which takes it a second.
-        most_graphs: graphs that the process compares with one that arrives: kinds of stages, at each level of
-            recomputation. A choice.
     """
 
     least_operators: int = 1000
-    most_graphs: int = 8
 
 
 @dataclass(frozen=True)
@@ -417,7 +355,6 @@ class SearchPolicy:
     effort: EffortPolicy = EffortPolicy()
     sizes: SizePolicy = SizePolicy()
     enumeration: EnumerationPolicy = EnumerationPolicy()
-    pricing: PricingPolicy = PricingPolicy()
     meshes: MeshPolicy = MeshPolicy()
     overlap: OverlapPolicy = field(default_factory=OverlapPolicy)
     attention: AttentionPolicy = AttentionPolicy()
@@ -428,5 +365,4 @@ class SearchPolicy:
     schedules: SchedulePolicy = SchedulePolicy()
     branches: BranchPolicy = BranchPolicy()
     compilation: CompilationPolicy = CompilationPolicy()
-    research: ResearchPolicy = ResearchPolicy()
     workers: WorkerPolicy = WorkerPolicy()

@@ -9,10 +9,10 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from autopar.cluster import Cluster
 from autopar.cost import CostModel
@@ -20,9 +20,12 @@ from autopar.errors import ScheduleError
 from autopar.schedule import factory_named
 from autopar.search.job import Job, Request, Solving
 from autopar.search.plain_data import NotPlainError, is_own, plain_data
-from autopar.search.policy import SearchPolicy, WorkerPolicy
+from autopar.search.policy import EffortPolicy, SearchPolicy, StagePolicy, WorkerPolicy
 from autopar.search.problem import Problem, Subproblem
 from autopar.search.store import Key, Room
+from autopar.solver.meter import Meter
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,28 @@ class Conditions:
         return hash((self.cluster.num_devices, self.job.num_microbatches, self.subproblem))
 
 
+@dataclass(frozen=True)
+class PlannedBy:
+    """A planner of stages, as a part of a key."""
+
+    planner: Callable[[Problem], Any]
+
+    @cached_property
+    def digest(self) -> str | None:
+        """A hash that is the same in every process; None where it is a user's own."""
+        try:
+            data = plain_data(getattr(self.planner, "planner", self.planner))
+        except NotPlainError:
+            return None
+        return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:24]
+
+    def __hash__(self) -> int:
+        try:
+            return hash(self.planner)
+        except TypeError:
+            return id(self.planner)
+
+
 def in_any_room(problem: Problem) -> Conditions:
     """Conditions of answers that hold within any memory limit, and for any number of microbatches in flight above 0."""
     known = Conditions.of(problem)
@@ -100,6 +125,31 @@ def key_of_plan(problem: Problem, *more: Hashable) -> Key:
     job = replace(known.job, memory_limit_bytes=None)
     subproblem = replace(known.subproblem, extra_in_flight=0, other_stages=0)
     return problem.store.key("plan", problem.graph, replace(known, job=job, subproblem=subproblem), *more)
+
+
+def _on_any_mesh(problem: Problem) -> Conditions:
+    """Conditions of what is stated of a problem on any mesh: looks and exact plans state the same."""
+    known = in_any_room(problem)
+    policy = replace(known.policy, effort=EffortPolicy(), stages=StagePolicy())
+    subproblem = replace(known.subproblem, looks_only=False)
+    return replace(known, job=replace(known.job, mesh_shape=None), policy=policy, subproblem=subproblem)
+
+
+def without_room(problem: Problem, what: str, of: tuple[Hashable, ...], make: Callable[[Meter], Value]) -> Value:
+    """An answer about a problem that does not depend on its memory limit; its work counts once in a search.
+
+    Args:
+        problem: to be sharded.
+        what: kind of answer.
+        of: everything that it depends on besides the problem.
+        make: makes it, and counts its work.
+    """
+    return problem.store.counted(key_without_room(problem, what, *of), problem.meter, make)
+
+
+def key_without_room(problem: Problem, what: str, *of: Hashable) -> Key:
+    """Key of an answer as of `without_room`."""
+    return problem.store.key(what, problem.graph, _on_any_mesh(problem), *of)
 
 
 def room_of(problem: Problem) -> Room:

@@ -13,13 +13,13 @@ from autopar.errors import InfeasiblePlanError
 from autopar.ir import Input, Layout
 from autopar.plan import Considered, Plan, SearchContent
 from autopar.plan.text import bytes_text
-from autopar.search.assemble import assemble, step_bound_s
+from autopar.search.assemble import step_bound_s
 from autopar.search.clock import Clock
-from autopar.search.intra import ShardingProblem, build, extract
+from autopar.search.intra import ShardingProblem, extract
 from autopar.search.intra.thresholds import with_thresholds
-from autopar.search.intra.timeline import details_of
+from autopar.search.mesh_search import MeshSearch, with_allowed
 from autopar.search.problem import Problem
-from autopar.solver import HighsSolver, Node, Solution, solve
+from autopar.solver import Solution
 
 #: input, its layouts -> for each of them whether a plan may give it that layout
 Allowed: TypeAlias = Callable[[Input, Sequence[Layout]], Sequence[bool]]
@@ -47,29 +47,21 @@ def solve_restricted(
         clock: takes the time.
         allowed_on_demand: which layouts a value may be made in; it must allow one or more. None allows all.
     """
-    with clock.phase("program"):
-        sharding_problem = build(problem, mesh)
-        roles = {i.name: i for i in problem.graph.inputs}
-        nodes = list(sharding_problem.problem.nodes)
-        for v in sharding_problem.values.values():
-            if v.node is None or not (v.source or allowed_on_demand):
-                continue
-            ok = (
-                allowed(roles[v.source], v.layouts)
-                if v.source or allowed_on_demand is None
-                else allowed_on_demand(v.key, v.layouts)
-            )
-            costs = np.where(ok, nodes[v.node].costs, np.inf)
-            if v.source or np.isfinite(costs).any():  # values that follow one node may allow nothing together
-                nodes[v.node] = Node(nodes[v.node].name, costs)
-    with clock.phase("solve"):
-        solution = solve(
-            replace(sharding_problem.problem, nodes=tuple(nodes)),
-            HighsSolver(max_nodes=problem.policy.meshes.most_nodes),
-            time_limit_s=problem.solving.time_limit_s,
-            seed=problem.solving.seed,
+    meshes = MeshSearch(problem, clock)
+    sharding_problem = meshes.program(mesh)
+    roles, choices = {i.name: i for i in problem.graph.inputs}, sharding_problem.problem
+    for v in sharding_problem.values.values():
+        if v.node is None or not (v.source or allowed_on_demand):
+            continue
+        ok = (
+            allowed(roles[v.source], v.layouts)
+            if v.source or allowed_on_demand is None
+            else allowed_on_demand(v.key, v.layouts)
         )
-    return Restricted(sharding_problem, solution)
+        restricted = with_allowed(choices, {v.node: ok})
+        if v.source or np.isfinite(restricted.nodes[v.node].costs).any():
+            choices = restricted  # values that follow one node may allow nothing together
+    return Restricted(sharding_problem, meshes.solved(choices, gap=0.0))
 
 
 def restricted_plan(
@@ -99,8 +91,6 @@ def restricted_plan(
         sharding = extract(problem, sharding_problem, restricted.solution.choice)
         if problem.policy.overlap.joins_named:
             sharding = with_thresholds(problem, sharding_problem, restricted.solution.choice, sharding)
-    objective = restricted.solution.objective
     bound = step_bound_s(problem, sharding_problem, restricted.solution.lower_bound)
-    search = SearchContent(name, objective, bound, tuple(considered))
-    plan = assemble(problem, sharding_problem, sharding, search, clock)
-    return replace(plan, details=details_of(problem, sharding_problem, restricted.solution.choice, sharding))
+    search = SearchContent(name, restricted.solution.objective, bound, tuple(considered))
+    return MeshSearch(problem, clock).assembled(sharding_problem, restricted.solution.choice, sharding, search)

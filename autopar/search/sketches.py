@@ -33,8 +33,8 @@ def sketch(
             estimate, no other is.
     """
     problem = step.problem
-    stages = replace(problem.policy.stages, negligible_cost=negligible_cost)
-    hasty = with_looks_only(replace(problem, policy=replace(problem.policy, stages=stages)))
+    effort = replace(problem.policy.effort, negligible_cost=negligible_cost)
+    hasty = with_looks_only(replace(problem, policy=replace(problem.policy, effort=effort)))
     try:
         looked_at = replace(candidate, shares_plans=True)
         plan = plan_candidate(replace(step, problem=hasty), looked_at, cutoff_s=cutoff_s)
@@ -78,14 +78,14 @@ class Sketches:
             self.step.problem.spend()
             self.tried.append(candidate)
             cutoff_s = (1 - least_gain) * min((plan.step_time for plan, _ in self.plans), default=math.inf)
-            cost = self.step.problem.policy.stages.sketch_cost
+            cost = self.step.problem.policy.effort.sketch_cost
             plan = sketch(self.step, candidate, cost, cutoff_s)
             if plan is not None and (not least_gain or plan.step_time < cutoff_s):
                 self.plans.append((plan, candidate))
 
     def climb(self) -> None:
         """Looks at the slicing of the fastest in half or in twice the microbatches, and so on while that is faster."""
-        before, least_gain = None, self.step.problem.policy.schedules.least_gain
+        before, least_gain = None, self.step.problem.policy.effort.least_gain
         while (best := self.fastest()) is not None and best is not before:
             before = best
             for candidate in in_other_microbatches(self.step.problem, self.step.source, best[1]):

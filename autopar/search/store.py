@@ -10,10 +10,8 @@ Answers follow from their keys and rooms, so no plan depends on what is kept. A 
 
 from __future__ import annotations
 
-import hashlib
 import math
 import threading
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -21,7 +19,7 @@ from typing import Any, TypeVar
 
 from autopar.errors import InfeasiblePlanError
 from autopar.ir import Graph
-from autopar.ir.text import graph_text
+from autopar.ir.text import graph_digest
 from autopar.plan import PlanContent
 from autopar.search.outcome import Bounded
 from autopar.simulate.memory import lasting_bytes
@@ -29,6 +27,8 @@ from autopar.solver.meter import Meter
 
 #: Numbers in arrays beyond which the answers are dropped that were not asked for for longest: 400 MB.
 _MOST_ENTRIES = 50_000_000
+#: Numbers that take as many bytes as a record of a plan does: half a kilobyte.
+_NUMBERS_OF_RECORD = 64
 
 Value = TypeVar("Value")
 
@@ -126,13 +126,11 @@ class Store:
 
     Args:
         answers: by key, the one that was asked for last at the end.
-        digests: of graphs, by identity.
         parts: of keys that have a digest: equal ones are one.
         lock: held while something is looked up or kept: looks run in a thread while the next mesh is stated.
     """
 
     answers: OrderedDict[Key, list[_Entry]] = field(default_factory=OrderedDict)
-    digests: dict[int, tuple[weakref.ref[Graph], str]] = field(default_factory=dict)
     parts: dict[Hashable, Hashable] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
 
@@ -145,13 +143,7 @@ class Store:
             of: everything else that it depends on.
         """
         of = tuple(self.parts.setdefault(part, part) if hasattr(part, "digest") else part for part in of)
-        if graph is None:
-            return Key(what, "", of)
-        known, digest = self.digests.get(id(graph), (None, ""))
-        if known is None or known() is not graph:
-            digest = hashlib.sha256(graph_text(graph).encode()).hexdigest()[:24]
-            self.digests[id(graph)] = (weakref.ref(graph), digest)
-        return Key(what, digest, of)
+        return Key(what, "" if graph is None else graph_digest(graph), of)
 
     def get(self, key: Key, default: Value) -> Value:
         """An answer that needs no room; ``default`` where it is not there."""
@@ -275,6 +267,8 @@ def _taken(entry: _Entry, meter: Meter) -> PlanContent | Bounded:
 
 
 def _numbers(value: object) -> int:
-    """Numbers in the arrays of a value."""
+    """Numbers that take as many bytes as a value does: those in its arrays, and records of a plan."""
+    if isinstance(value, PlanContent):
+        return _NUMBERS_OF_RECORD * (len(value.operators) + len(value.choices) + len(value.copies))
     entries: int = getattr(value, "entries", 0)
     return entries

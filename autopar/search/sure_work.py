@@ -114,7 +114,7 @@ def _works(around: _Around) -> Iterator[SureWork]:
     returned = {o.operand for o in graph.outputs} if around.is_step else set()
     single = passed_on(graph, needed)
     floor = floors(needed, around.floor, single)
-    shared = shared_results(graph, needed, floor, cost, cores, around.enclosing, _on_one_stage(around))
+    shared = shared_results(graph, floor, cost, cores, around.enclosing, _on_one_stage(around))
     stored = returned | _read_from_memory(needed, cost, cores) | shared.keys()
     values = Values({i.name: i.type for i in graph.inputs if i.name in around.solid_inputs}, single)
     reads = StateReads({i.name: i.type for i in graph.inputs} if around.is_step else {})

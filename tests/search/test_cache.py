@@ -81,6 +81,7 @@ DEMANDS = {
     "tried_stages": (2, 4),
     "first_count": 4,
     "ample_memory": True,
+    "looks_only": True,
     "block_scores": 64,
     "other_stages": 2,
 }
@@ -579,7 +580,7 @@ def _refuse(*_: object, **__: object) -> None:
 
 def _forbid_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever states a sharding problem or slices a step from now on fails."""
-    for module, name in (("built", "build"), ("restrict", "build"), ("pipeline_trials", "plan_candidate")):
+    for module, name in (("mesh_search", "build"), ("pipeline_trials", "plan_candidate")):
         monkeypatch.setattr(importlib.import_module(f"autopar.search.{module}"), name, _refuse)
 
 
@@ -614,7 +615,7 @@ def test_a_pipeline_takes_stages_that_were_kept(monkeypatch, tmp_path: Path) -> 
     stages = len(list(tmp_path.iterdir())) - len(whole)
     assert len(whole) == 1 and stages >= 1
     whole[0].unlink()
-    monkeypatch.setattr(importlib.import_module("autopar.search.built"), "build", _refuse)
+    monkeypatch.setattr(importlib.import_module("autopar.search.mesh_search"), "build", _refuse)
     again = _plan(monkeypatch, tmp_path, **options)
     assert again.to_json() == first.to_json()
     assert whole[0].exists()

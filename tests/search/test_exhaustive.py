@@ -54,7 +54,7 @@ def test_the_default_is_near_an_exhaustive_search(seed: int):
 
 def test_only_thresholds_of_effort_differ():
     policy = without_estimates(SearchPolicy())
-    assert policy.pricing == SearchPolicy().pricing and policy.sizes.large_nodes == SearchPolicy().sizes.large_nodes
+    assert policy.sizes.large_nodes == SearchPolicy().sizes.large_nodes
     assert policy.enumeration.most_slicings > SearchPolicy().enumeration.most_slicings
 
 

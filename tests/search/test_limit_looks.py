@@ -9,10 +9,10 @@ import pytest
 
 from autopar.cluster import LogicalMesh
 from autopar.search.alpa import alpa
-from autopar.search.clock import Clock
 from autopar.search.intra import ShardingProblem
 from autopar.search.limit_looks import LimitLooks, looks_within_limit
-from autopar.search.looks import Looked, all_looked_at, meshes_of
+from autopar.search.looks import all_looked_at
+from autopar.search.mesh_search import MeshSearch
 from autopar.search.problem import Problem
 from autopar.solver import Solution, Status
 from examples import mlp
@@ -38,30 +38,30 @@ def _look(cost: float, bound: float) -> Solution:
 
 def test_no_mesh_is_looked_at_where_memory_is_ample() -> None:
     problem = _short(10**9)
-    looked = all_looked_at(problem, meshes_of(problem), float("inf"), Clock())
-    assert looks_within_limit(problem, looked, float("inf"), Clock(), lambda *_: None) == {}
+    looked = all_looked_at(MeshSearch(problem))
+    assert looks_within_limit(MeshSearch(problem), looked, float("inf"), lambda *_: None) == {}
 
 
 def test_meshes_that_nothing_fits_are_not_looked_at() -> None:
     problem = _short(12_000)
-    looked = all_looked_at(problem, meshes_of(problem), float("inf"), Clock())
-    assert looks_within_limit(problem, looked, float("inf"), Clock(), lambda *_: None) == {}
+    looked = all_looked_at(MeshSearch(problem))
+    assert looks_within_limit(MeshSearch(problem), looked, float("inf"), lambda *_: None) == {}
 
 
 def test_the_mesh_of_the_cheapest_look_is_solved_first_and_offered(monkeypatch: pytest.MonkeyPatch) -> None:
-    module, problem, offers = import_module("autopar.search.alpa"), _short(), list[float]()
-    solved, plain = list[LogicalMesh](), module._without_limit
+    problem, offers = _short(), list[float]()
+    solved, plain = list[LogicalMesh](), MeshSearch.unlimited
 
-    def counted(problem: Problem, looked: Looked, clock: Clock, cutoff_s: float) -> Any:
-        solved.append(looked.sharding_problem.mesh)
-        return plain(problem, looked, clock, cutoff_s)
+    def counted(self: MeshSearch, sharding_problem: ShardingProblem, *known: Any) -> Solution:
+        solved.append(sharding_problem.mesh)
+        return plain(self, sharding_problem, *known)
 
     def offer(_: ShardingProblem, look: Solution | None) -> None:
         offers.append(float("inf") if look is None else look.objective)
 
-    monkeypatch.setattr(module, "_without_limit", counted)
-    looked = all_looked_at(problem, meshes_of(problem), float("inf"), Clock())
-    looks = looks_within_limit(problem, looked, float("inf"), Clock(), offer)
+    monkeypatch.setattr(MeshSearch, "unlimited", counted)
+    looked = all_looked_at(MeshSearch(problem))
+    looks = looks_within_limit(MeshSearch(problem), looked, float("inf"), offer)
     assert len(looks) == 2 and not any(look.fits for look in looked)
     assert min(offers) == min(look.cost_s for look in looks.values())
     cheapest = min(looks, key=lambda i: looks[i].cost_s)
@@ -88,4 +88,4 @@ def test_a_mesh_is_useless_by_the_bounds_of_both_forms() -> None:
 
 def _short_split() -> ShardingProblem:
     problem = _short()
-    return all_looked_at(problem, meshes_of(problem), float("inf"), Clock())[0].sharding_problem
+    return all_looked_at(MeshSearch(problem))[0].sharding_problem

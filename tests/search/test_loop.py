@@ -166,7 +166,7 @@ def _raises(error: Exception) -> Callable[[Known], Expansion | Bounded]:
 
 
 def test_several_stages_must_save_a_share_of_a_step_of_one() -> None:
-    gain = SearchPolicy().schedules.least_gain
+    gain = SearchPolicy().effort.least_gain
     one = OpenRegion(Region("one stage"), lambda known: Expansion(_plan(1.0, 1)))
     for seconds, stages in ((1 - gain / 2, 1), (1 - 2 * gain, 2)):
         problem = _Problem(replace(SearchPolicy(), effort=replace(SearchPolicy().effort, gap=0.0)))

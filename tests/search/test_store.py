@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -12,8 +14,10 @@ import pytest
 from autopar.errors import InfeasiblePlanError
 from autopar.plan import PlanContent
 from autopar.search import Job, alpa
+from autopar.search.cache import PlanCache, cached
+from autopar.search.mesh_search import MeshSearch
 from autopar.search.outcome import Bounded
-from autopar.search.problem_data import key_of_plan, room_of
+from autopar.search.problem_data import PlannedBy, key_of_plan, room_of
 from autopar.search.stage_planning.shared import StagePlanner
 from autopar.search.store import Key, Room, Store
 from autopar.solver.meter import Meter, Work
@@ -119,6 +123,15 @@ def test_a_key_has_everything_but_the_room() -> None:
     assert key.text is not None and key.text == key_of_plan(replace(whole, store=Store())).text
 
 
+def test_a_key_has_a_name_that_is_the_same_in_every_process() -> None:
+    whole, cache = problem(toy(2), layers=1), PlanCache(Path("plans"))
+    names = {key_of_plan(whole, PlannedBy(planner)).text for planner in (alpa, cached(alpa, cache))}
+    assert len(names) == 1
+    (name,) = names
+    assert name is not None and "0x" not in name
+    assert key_of_plan(whole, PlannedBy(lambda _: None)).text is None, "nobody knows what it does"
+
+
 def test_what_was_asked_for_last_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     class Large:
         entries = 2
@@ -128,3 +141,17 @@ def test_what_was_asked_for_last_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     for key in (*keys[:2], keys[0], keys[2]):
         store.once(key, Large)
     assert list(store.answers) == [keys[0], keys[2]]
+
+
+def test_a_mesh_is_stated_and_looked_at_once_whatever_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, states = importlib.import_module("autopar.search.mesh_search"), []
+    plain = module.build
+    monkeypatch.setattr(module, "build", lambda *a, **k: states.append(a[1]) or plain(*a, **k))
+    whole = problem(toy(2), layers=1)
+    for limit in (10**6, 10**5):
+        meshes = MeshSearch(replace(whole, job=replace(whole.job, memory_limit_bytes=limit)))
+        for mesh in meshes.meshes:
+            stated = meshes.program(mesh)
+            assert stated.problem.limit_bytes == limit
+            assert meshes.free(stated) is meshes.free(stated)
+    assert len(states) == len(set(states)) == len(MeshSearch(whole).meshes)

@@ -16,7 +16,7 @@ from autopar.frontend import SignatureOptions, flatten_call, trace
 from autopar.plan import StepForm
 from autopar.recompute import LEVELS
 from autopar.search import Job, Problem
-from autopar.search.bounds.pipelines import least_of_all_s
+from autopar.search.bounds.pipelines import BoundedStep, least_of_all_s
 from autopar.search.bounds.workers import Workers
 from autopar.search.intra import build
 from autopar.search.sure_work import sure_works
@@ -154,7 +154,9 @@ def test_matrices_that_may_be_stacked_are_counted_as_one():
     stacked, apart = (list(sure_works(g, cost, in_stages=False)) for g in (graph, traced.graph))
     assert sum(w.stacks for w in stacked) == 1 < sum(w.stacks for w in apart) == 6
     ones = [
-        least_of_all_s(traced.graph, cost, [w for w in works if w.stacks], (), [Workers(1, 2, 2)], [(1, 1)])
+        least_of_all_s(
+            BoundedStep(traced.graph, cost, [w for w in works if w.stacks], ()), [Workers(1, 2, 2)], [(1, 1)]
+        )
         for works in (stacked, apart)
     ]
     assert ones[1] <= ones[0] * (1 + 1e-9)

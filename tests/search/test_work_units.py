@@ -20,6 +20,7 @@ import autopar
 from autopar import ParallelFunction, Plan
 from autopar.search.cache import PlanCache
 from autopar.search.job import Solving
+from autopar.search.mesh_search import MeshSearch
 from autopar.search.planner import Planner
 from autopar.search.policy import SearchPolicy, WorkerPolicy
 from benchmarks.drawn import draw, plan_of
@@ -36,8 +37,7 @@ DRAWN = (1, 2, 3, 4, 5, 7, 8, 10, 14, 15)
 
 planner = sys.modules[Planner.__module__]
 parallel = sys.modules["autopar.search.parallel.process"]
-built = sys.modules["autopar.search.built"]
-alpa = sys.modules["autopar.search.alpa"]
+problem_data = sys.modules["autopar.search.problem_data"]
 
 
 def _of_fixed(case: Case) -> Callable[[], Plan]:
@@ -118,13 +118,13 @@ def test_a_file_keeps_the_units() -> None:
 
 def test_a_mesh_that_is_solved_twice_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "one stage, limit"
-    solve = alpa.solve_mesh
+    solve = MeshSearch.solved
 
     def twice(*args: Any, **known: Any) -> Any:
         solve(*args, **known)
         return solve(*args, **known)
 
-    monkeypatch.setattr(alpa, "solve_mesh", twice)
+    monkeypatch.setattr(MeshSearch, "solved", twice)
     assert PLANS[name]().search.work > KEPT[name]
 
 
@@ -132,11 +132,11 @@ def test_a_mesh_that_is_solved_twice_is_counted(monkeypatch: pytest.MonkeyPatch)
 def test_a_key_that_is_never_found_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """One stage is tried with ample memory first, and then again with what that has built."""
     name, numbers = "four nodes, limit", itertools.count()
-    asked = built._conditions
+    asked = problem_data._on_any_mesh
 
     def another(problem: Any) -> Any:
         known = asked(problem)
         return dataclasses.replace(known, solving=Solving(seed=next(numbers)))
 
-    monkeypatch.setattr(built, "_conditions", another)
+    monkeypatch.setattr(problem_data, "_on_any_mesh", another)
     assert PLANS[name]().search.work > KEPT[name]

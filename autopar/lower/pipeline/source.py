@@ -13,6 +13,7 @@ from msgspec import structs
 from autopar.errors import InfeasiblePlanError
 from autopar.ir import Graph
 from autopar.ir.phases import is_stage_loop
+from autopar.ir.text import graph_digest, with_digest
 from autopar.ir.verify import verify
 from autopar.lower.blockwise import blockwise_bound
 from autopar.lower.layer_loop import with_layer_loops
@@ -200,9 +201,16 @@ class TracedStages:
             self.traced[key] = self._in_form(first_cut, first, there, ids, self.bases), digest
         source, digest = self.traced[key]
         self.meter.keep(f"traced {digest}", Meter({Work.TRACED: len(source.graph.operators)}))
+        origins: Mapping[str, str]
         if old is kind:
-            return source.graph, _origins(source)
-        return _renamed(source, old, kind, name, self.step.graph), _renamed_origins(source, old, kind)
+            graph, origins = source.graph, _origins(source)
+        else:
+            graph = _renamed(source, old, kind, name, self.step.graph)
+            origins = _renamed_origins(source, old, kind)
+        # Equal graphs are made so again and again, and text takes longer than that.
+        names = ([i.name for i in graph.inputs], [(o.path, o.updates) for o in graph.outputs])
+        recipe = repr((graph_digest(self.step.graph), digest, self.without_flush, self.after, graph.name, names))
+        return with_digest(graph, hashlib.sha256(recipe.encode()).hexdigest()[:24]), origins
 
     def _updated(self, cut: _Cut, stage: int) -> UpdatedParts | None:
         """Parts of a stage whose backward loop updates its layers; None where it may not."""

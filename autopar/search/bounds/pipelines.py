@@ -27,6 +27,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass
 from functools import cache
 
 from autopar.cost import CostModel, LeastWork
@@ -52,11 +53,25 @@ def microbatches_of(asked: int | None, size: int) -> Iterator[tuple[int, int]]:
         fewest *= 2
 
 
+@dataclass(frozen=True)
+class BoundedStep:
+    """A step whose pipelines are bounded.
+
+    Args:
+        graph: the step.
+        cost: what things cost on all devices.
+        works: that are sure where operators may be on several stages.
+        every: ids of operators that run in every microbatch.
+    """
+
+    graph: Graph
+    cost: CostModel
+    works: Sequence[SureWork]
+    every: Set[str]
+
+
 def least_of_all_s(
-    graph: Graph,
-    cost: CostModel,
-    works: Sequence[SureWork],
-    every: Set[str],
+    step: BoundedStep,
     workers: Iterable[Workers],
     microbatches: Sequence[tuple[int, int]],
     *,
@@ -66,15 +81,13 @@ def least_of_all_s(
     """The least of all numbers of workers and microbatches; infinity where there are none.
 
     Args:
-        graph: the step.
-        cost: what things cost on all devices.
-        works: that are sure where operators may be on several stages.
-        every: ids of operators that run in every microbatch.
+        step: what is bounded.
         workers: numbers of workers.
         microbatches: fewest and most of some numbers.
         is_synchronous: whether works of a microbatch wait for each other.
         latency_s: seconds that sending from one worker to another takes at least; 0 where a stage may be on any number.
     """
+    graph, cost, works, every = step.graph, step.cost, step.works, step.every
     repeated: dict[LeastWork, float] = defaultdict(float)
     once: dict[LeastWork, float] = defaultdict(float)
     stacks = Counter((work.least, work.runs) for work in works if work.stacks)

@@ -102,7 +102,6 @@ def passed_on(graph: Graph, needed: Sequence[Operator]) -> set[str]:
 
 def shared_results(
     graph: Graph,
-    needed: Sequence[Operator],
     floor: Mapping[str, float],
     cost: CostModel,
     spared: Collection[str],
@@ -113,7 +112,6 @@ def shared_results(
 
     Args:
         graph: the step or a body.
-        needed: its operators that something needs.
         floor: from `floors`.
         cost: says what compilers fuse.
         spared: ids of operators that may be spared.
@@ -122,6 +120,7 @@ def shared_results(
     """
     if cost.fuses_products:  # several readers may be one kernel
         return {}
+    needed = live(graph.operators, [o.operand for o in graph.outputs])
     phases = {op.id: phase_of(op, enclosing) for op in needed}
     passes = {p: [op for op in needed if phases[op.id] == p and op.id not in spared] for p in ("forward", "backward")}
     results = set(names_made(passes["forward"]))

@@ -43,7 +43,7 @@ def fastest_table(problem: Problem, sliced: Sliced, parts: Sequence[PlanContent]
         return table
     policy = problem.policy.schedules
     least_before = with_launches(policy, least, table)
-    best, least = table, least_before - policy.least_gain * least
+    best, least = table, least_before - problem.policy.effort.least_gain * least
     for name in policy.one_stage_per_worker:
         try:
             other = get(name).table(table.num_stages, table.num_microbatches)

@@ -40,7 +40,7 @@ def microbatches_and_stages(problem: Problem, schedule: Schedule) -> Iterator[tu
     stages = stage_counts(problem, schedule)
     if asked is None and problem.job.num_stages is None and is_large(problem):
         for s in stages:
-            yield most_microbatches(problem, problem.policy.enumeration.large_microbatches_per_stage * s), [s]
+            yield most_microbatches(problem, problem.policy.enumeration.most_microbatches_per_stage * s), [s]
         return
     for count in [asked] if asked is not None else microbatch_counts(problem):
         yield count, stages

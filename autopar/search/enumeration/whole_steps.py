@@ -23,12 +23,9 @@ from autopar.errors import MicrobatchError
 from autopar.ir import Graph
 from autopar.plan import StepForm
 from autopar.search.enumeration.search_space import unevenness
-from autopar.search.intra import ShardingProblem, build, extract
-from autopar.search.intra.slack import step_s
+from autopar.search.mesh_search import MeshSearch
 from autopar.search.problem import Problem
 from autopar.search.source import StepSource
-from autopar.solver import Solution, first_look, solve
-from autopar.solver.goal import Goal
 from autopar.solver.memory import memory_floor
 
 #: What closes a number of stages, in words.
@@ -121,14 +118,15 @@ def equal_stages(
     except MicrobatchError:
         return None
     stages, hidden = known.stages, 1 / problem.policy.partition.near_best
-    whole = _on_one_stage(problem, graph, count, stages)
+    meshes = MeshSearch(_on_one_stage(problem, graph, count, stages))
     fastest_s, fastest = math.inf, known.meshes[0]
     for mesh in known.meshes:
         sum_cutoff_s = min(cutoff_s, fastest_s) * stages / hidden
-        sharding_problem, look = _look(whole, mesh, sum_cutoff_s)
+        sharding_problem = meshes.program(mesh)
+        look = meshes.free(sharding_problem, sum_cutoff_s, problem.policy.effort.estimate_gap)
         if not look.found or look.objective >= sum_cutoff_s:
             continue
-        seconds = step_s(extract(whole, sharding_problem, look.choice)) / stages
+        seconds = meshes.step_s(sharding_problem, look) / stages
         if seconds < fastest_s:
             fastest_s, fastest = seconds, mesh
     looked = (*known.looked, (count, min(fastest_s, cutoff_s)))
@@ -155,8 +153,8 @@ def counts_that_may_fit(problem: Problem, step: StepSource, counts: Sequence[int
             return False
         problem.checkpoint()
         job = replace(problem.job, num_microbatches=count, num_stages=1, remat="auto", schedule="auto")
-        stage = replace(problem, graph=graph, job=job)
-        some = (build(stage, mesh) for mesh in by_likeness(problem.cluster)[: problem.policy.enumeration.ranked_meshes])
+        meshes = MeshSearch(replace(problem, graph=graph, job=job))
+        some = map(meshes.program, by_likeness(problem.cluster)[: problem.policy.enumeration.ranked_meshes])
         return any(not s.broken and memory_floor(s.problem) <= problem.memory_limit_bytes for s in some)
 
     first = 0 if fits(counts[0]) else bisect_left(counts, True, lo=1, key=fits)
@@ -182,11 +180,3 @@ def _on_one_stage(problem: Problem, graph: Graph, count: int, stages: int) -> Pr
     part = problem.cluster.part(0, problem.cluster.num_devices // stages)
     job = replace(problem.job, num_microbatches=count, num_stages=1, offload="none", constraints=())
     return replace(problem, graph=graph, cluster=part, cost_model=problem.cost_model.on(part), job=job)
-
-
-def _look(whole: Problem, mesh: LogicalMesh, cutoff_s: float) -> tuple[ShardingProblem, Solution]:
-    """The problem of a mesh, and a look at it without a memory limit, or its answer where it is too small for one."""
-    sharding_problem = build(whole, mesh)
-    free = replace(sharding_problem.problem, limit_bytes=None)
-    goal = Goal(whole.policy.enumeration.whole_step_gap, cutoff_s)
-    return sharding_problem, first_look(free, goal) or solve(free, goal=goal)

@@ -10,10 +10,10 @@ import numpy as np
 
 from autopar.cluster import Cluster
 from autopar.recompute import Level, Phases, Selected, select
-from autopar.search.built import without_room
 from autopar.search.parallel import SERIAL, WorkerPool
 from autopar.search.partition.submesh import Submesh
 from autopar.search.problem import Problem
+from autopar.search.problem_data import without_room
 from autopar.search.profiling.layer_costs import LayerCosts, RecomputationCosts
 from autopar.search.profiling.sharding import PendingSharding
 from autopar.search.source import Sliced, StageSource

@@ -12,18 +12,20 @@ import numpy as np
 from autopar.cluster import Cluster, LogicalMesh
 from autopar.ir import Layout
 from autopar.recompute import Selected
-from autopar.search.built import key_without_room
-from autopar.search.intra import ShardingProblem, build
+from autopar.search.intra import ShardingProblem
 from autopar.search.intra.collectives import collectives
 from autopar.search.intra.draft import ValueDraft
 from autopar.search.intra.extract import copy_layouts, memory_of, value_layouts
 from autopar.search.intra.stage_loops import StageLoops
+from autopar.search.job import Solving
+from autopar.search.mesh_search import MeshSearch
 from autopar.search.parallel import SERIAL, Future, WorkerPool
 from autopar.search.problem import Problem, Reporting
+from autopar.search.problem_data import key_without_room
 from autopar.search.profiling.layer_costs import LayerCosts, RecomputationCosts
 from autopar.search.source import Sliced
 from autopar.search.store import Key, count_once
-from autopar.solver import HighsSolver, Solution, Status, first_look, solve
+from autopar.solver import Solution
 from autopar.solver.goal import PLAN_GAP, Goal
 from autopar.stages import StageMap
 
@@ -88,7 +90,9 @@ class PendingSharding:
         job = replace(problem.job, constraints=whole.constraints(0, problem.job.constraints))
         cost_model = problem.cost_model.on(part)
         single = replace(problem, graph=whole.graphs[0], cluster=part, cost_model=cost_model, job=job)
-        silent = replace(single, reporting=Reporting(), source=None, anytime=None)
+        # No clock decides what layers cost: costs are the same on a loaded machine.
+        solving = Solving(steps=problem.solving.steps, seed=problem.solving.seed)
+        silent = replace(single, reporting=Reporting(), solving=solving, source=None, anytime=None)
         answers: dict[Key, _Answer] = {}
         for mesh in part.logical_meshes(shape):
             key, begun = key_without_room(silent, "layer", mesh), partial(_Answer.begun, silent, mesh, pool)
@@ -109,17 +113,13 @@ class PendingSharding:
 
 
 def _without_limit(problem: Problem, mesh: LogicalMesh) -> tuple[ShardingProblem, Solution]:
-    """The choice problem of one stage on a mesh, and the cheapest choice if memory were free, up to the gap of plans.
-
-    A number of nodes, and no clock, ends the search: costs of layers are the same on a loaded machine.
-    """
-    sharding_problem, goal = build(problem, mesh, split_phases=False), Goal(PLAN_GAP)
-    free = replace(sharding_problem.problem, limit_bytes=None)
-    look = first_look(free, goal)
-    if look is not None and goal.reached(look.objective, look.lower_bound):
+    """The choice problem of one stage on a mesh, and its cheapest choice without the limit, up to the gap of plans."""
+    meshes = MeshSearch(problem)
+    sharding_problem = meshes.program(mesh)
+    look = meshes.look(sharding_problem)
+    if look is not None and Goal(PLAN_GAP).reached(look.objective, look.lower_bound):
         return sharding_problem, look
-    solution = solve(free, HighsSolver(max_nodes=problem.policy.pricing.most_nodes), known=look, goal=goal)
-    return sharding_problem, solve(free, goal=goal) if solution.status is Status.UNKNOWN else solution
+    return sharding_problem, meshes.unlimited(sharding_problem, look)
 
 
 @dataclass(frozen=True)

@@ -25,12 +25,22 @@ def evolutionary(problem: Problem) -> Plan:
     return by_method(problem, "evolutionary", evolve)
 
 
-def evolve(run: MethodRun) -> None:
-    """Spends the steps of ``run``."""
-    space, rng, policy = run.space, run.rng, run.policy
+def evolve(
+    run: MethodRun, population: int = 100, elite_share: float = 0.15, mutant_share: float = 0.1, elite_bias: float = 0.7
+) -> None:
+    """Spends the steps of ``run``, with the numbers of Goncalves and Resende.
+
+    Args:
+        run: the run.
+        population: individuals.
+        elite_share: share of them that stays.
+        mutant_share: share of them that is drawn in each generation.
+        elite_bias: probability that a gene comes from the elite parent.
+    """
+    space, rng = run.space, run.rng
     nodes = space.sizes.size
-    count = max(4, min(policy.population, run.steps // 4))
-    elite, mutants = max(1, int(policy.elite * count)), max(1, int(policy.mutants * count))
+    count = max(4, min(population, run.steps // 4))
+    elite, mutants = max(1, int(elite_share * count)), max(1, int(mutant_share * count))
     people = rng.integers(space.sizes, size=(count, nodes))
     people[0] = run.start
     while run.more(count):
@@ -41,5 +51,5 @@ def evolve(run: MethodRun) -> None:
         children = count - elite - mutants
         mothers = best[rng.integers(len(best), size=children)]
         fathers = rest[rng.integers(len(rest), size=children)]
-        born = np.where(rng.random((children, nodes)) < policy.elite_bias, mothers, fathers)
+        born = np.where(rng.random((children, nodes)) < elite_bias, mothers, fathers)
         people = np.concatenate([best, born, rng.integers(space.sizes, size=(mutants, nodes))])

@@ -11,7 +11,7 @@ from autopar.search.research.run import MethodRun, by_method
 from autopar.solver import ChoiceProblem, ExhaustiveSolver, Solution, SolverError, objective, reduce_problem
 
 
-def exhaustive(problem: Problem) -> Plan:
+def exhaustive(problem: Problem, most_choices: int = 4_000_000) -> Plan:
     """Tries all choices of small problems, and refuses others.
 
     Reductions that leave the optimum as it is (`autopar.solver.presolve`: partitioned boolean quadratic programs,
@@ -19,12 +19,13 @@ def exhaustive(problem: Problem) -> Plan:
 
     Args:
         problem: what is planned; `Solving.steps` is the largest number of choices.
+        most_choices: that number where it says none: a million take a second.
 
     Raises:
         SolverError: there are more choices than that; it has their number.
         InfeasiblePlanError: no sharding fits the memory limit.
     """
-    return by_method(problem, "exhaustive", enumerate_all, problem.policy.research.exhaustive_steps)
+    return by_method(problem, "exhaustive", enumerate_all, most_choices)
 
 
 def enumerate_all(run: MethodRun) -> None:

@@ -28,9 +28,16 @@ def mcmc(problem: Problem) -> Plan:
     return by_method(problem, "mcmc", walk)
 
 
-def walk(run: MethodRun) -> None:
-    """Spends the steps of ``run``."""
-    space, hot, cold = run.space, run.policy.hot, run.policy.cold
+def walk(run: MethodRun, hot: float = 1e-2, cold: float = 1e-5, patience: float = 0.1) -> None:
+    """Spends the steps of ``run``.
+
+    Args:
+        run: the run.
+        hot: rise of the cost, as a share of it, that is accepted with probability 1/e at first.
+        cold: likewise at the end.
+        patience: share of the steps without a better choice after which the walk returns to the best.
+    """
+    space = run.space
     free = np.flatnonzero(space.sizes > 1)
     here = Walk(space, run.start)
     run.offer(here.choice, here.score)
@@ -51,5 +58,5 @@ def walk(run: MethodRun) -> None:
         if here.score < run.cost * (1 - 1e-12):
             run.offer(here.choice, here.score)
             since = 0
-        elif since > run.policy.patience * run.steps:
+        elif since > patience * run.steps:
             here, since = Walk(space, run.best), 0

@@ -22,9 +22,9 @@ def random(problem: Problem) -> Plan:
     return by_method(problem, "random", draw)
 
 
-def draw(run: MethodRun) -> None:
-    """Spends the steps of ``run``."""
-    block = min(run.policy.draws, run.steps)
+def draw(run: MethodRun, draws: int = 64) -> None:
+    """Spends the steps of ``run``, of which so many ``draws`` are evaluated at a time."""
+    block = min(draws, run.steps)
     while run.more(block):
         choices = run.rng.integers(run.space.sizes, size=(block, run.space.sizes.size))
         scores = run.space.scores(choices)

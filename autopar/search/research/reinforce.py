@@ -25,15 +25,21 @@ def reinforce(problem: Problem) -> Plan:
     return by_method(problem, "reinforce", climb)
 
 
-def climb(run: MethodRun) -> None:
-    """Spends the steps of ``run``."""
+def climb(run: MethodRun, samples: int = 50, learning_rate: float = 0.1) -> None:
+    """Spends the steps of ``run``.
+
+    Args:
+        run: the run.
+        samples: choices a step.
+        learning_rate: length of a step.
+    """
     space, rng = run.space, run.rng
     decay, scale_decay, least_scale = 0.9, 0.999, 1e-8  # Adam's (Kingma and Ba, 2015)
     most = int(space.sizes.max(initial=1))
     there = np.arange(most)[None, :] < space.sizes[:, None]
     logits = np.where(there, 0.0, -np.inf)
     speed, scale = np.zeros_like(logits), np.zeros_like(logits)
-    count = max(2, min(run.policy.samples, run.steps))
+    count = max(2, min(samples, run.steps))
     advantage = np.linspace(1.0, -1.0, count)  # of the best sample, the next..: its mean, the baseline, is 0
     round = 0
     while run.more(count):
@@ -53,4 +59,4 @@ def climb(run: MethodRun) -> None:
         speed = decay * speed + (1 - decay) * gradient
         scale = scale_decay * scale + (1 - scale_decay) * gradient**2
         step = speed / (1 - decay**round) / (np.sqrt(scale / (1 - scale_decay**round)) + least_scale)
-        logits = np.where(there, logits + run.policy.learning_rate * step, -np.inf)
+        logits = np.where(there, logits + learning_rate * step, -np.inf)

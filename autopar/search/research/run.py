@@ -13,10 +13,9 @@ import numpy as np
 from autopar.cluster import LogicalMesh
 from autopar.errors import AutoparError
 from autopar.plan import Plan
-from autopar.search.alpa import MeshSolution, best_plan
 from autopar.search.clock import Clock
-from autopar.search.intra import ShardingProblem, build
-from autopar.search.policy import ResearchPolicy
+from autopar.search.intra import ShardingProblem
+from autopar.search.mesh_search import MeshSearch, MeshSolution
 from autopar.search.problem import Problem
 from autopar.search.progress import Progress
 from autopar.search.research.space import Space
@@ -37,7 +36,6 @@ class MethodRun:
         rng: random numbers, from the seed.
         tell: called with every better choice, its cost and the number of steps until then.
         deadline: of `time.monotonic`.
-        policy: numbers of the methods.
         best: the best choice that was offered.
         cost: its cost.
         bound: a cost that no choice is below, where the method proves one.
@@ -51,7 +49,6 @@ class MethodRun:
     rng: np.random.Generator
     tell: Callable[[tuple[int, ...], float, int], None]
     deadline: float = math.inf
-    policy: ResearchPolicy = field(default_factory=ResearchPolicy)
     best: tuple[int, ...] = ()
     cost: float = math.inf
     bound: float = -math.inf
@@ -77,7 +74,7 @@ class MethodRun:
 Method: TypeAlias = Callable[[MethodRun], None]
 
 
-def by_method(problem: Problem, name: str, method: Method, steps: int | None = None) -> Plan:
+def by_method(problem: Problem, name: str, method: Method, steps: int = 20_000) -> Plan:
     """The cheapest plan that ``method`` finds, over all logical meshes.
 
     As in `autopar.search.alpa`, memory is first left out, and only where the answer needs more than there is the
@@ -88,15 +85,15 @@ def by_method(problem: Problem, name: str, method: Method, steps: int | None = N
         problem: what is planned.
         name: name of the strategy.
         method: spends the steps of a run.
-        steps: choices to evaluate where `Solving` has no number; None takes the policy's.
+        steps: choices to evaluate where `Solving` has no number.
 
     Raises:
         InfeasiblePlanError: no sharding fits the memory limit.
     """
-    search = _MeshSearches(problem, name, method, problem.solving.steps or steps or problem.policy.research.steps)
+    search = _MeshSearches(problem, name, method, problem.solving.steps or steps)
     for mesh in problem.cluster.logical_meshes(problem.job.mesh_shape):
         search.on_mesh(mesh)
-    return best_plan(problem, search.answers, name, search.clock)
+    return MeshSearch(problem, search.clock).plan(search.answers, name)
 
 
 @dataclass
@@ -115,20 +112,17 @@ class _MeshSearches:
 
     def on_mesh(self, mesh: LogicalMesh) -> None:
         """Adds the answers on a mesh."""
-        sharding_problem = self._sharding_problem(mesh, split_phases=False)
+        meshes = MeshSearch(self.problem, self.clock)
+        sharding_problem = meshes.program(mesh)
         free = self._run(sharding_problem, replace(sharding_problem.problem, limit_bytes=None))
         choice = free.solution.choice
         if choice and peak_bytes(sharding_problem.problem, choice) <= self.problem.memory_limit_bytes:
             self.answers.append(free)
             return
-        split = self._sharding_problem(mesh, split_phases=True)
+        split = meshes.program(mesh, split_phases=True)
         for s, note in ((sharding_problem, "memory binds"), (split, "memory binds, each phase gathers for itself")):
             answer = self._run(replace(s, memory_bound=True), s.problem)
             self.answers.append(replace(answer, note=note))
-
-    def _sharding_problem(self, mesh: LogicalMesh, *, split_phases: bool) -> ShardingProblem:
-        with self.clock.phase("program"):
-            return build(self.problem, mesh, split_phases=split_phases)
 
     def _run(self, sharding_problem: ShardingProblem, searched: ChoiceProblem) -> MeshSolution:
         """The best choice for ``searched``: the problem of ``stated``, or that without its limit."""
@@ -149,7 +143,6 @@ class _MeshSearches:
                 np.random.default_rng(solving.seed),
                 lambda choice, cost, steps: self._tell(sharding_problem, choice, cost, steps),
                 math.inf if limit is None else began + limit,
-                self.problem.policy.research,
             )
             self.method(run)
             self.spent += run.spent

@@ -53,7 +53,9 @@ def cuttable(problem: Problem, name: str) -> Cut | None:
     return Cut(problem, problem.source, tuple(microbatch_counts(problem)) if count is None else (count,))
 
 
-def best_candidate(cut: Cut, name: str, schedule: str, candidates: Iterable[Candidate]) -> Plan:
+def best_candidate(
+    cut: Cut, name: str, schedule: str, candidates: Iterable[Candidate], planned: int = 3, failed: int = 12
+) -> Plan:
     """The fastest plan of the candidates with the least estimates; inside a stage the integer program shards.
 
     Args:
@@ -61,17 +63,19 @@ def best_candidate(cut: Cut, name: str, schedule: str, candidates: Iterable[Cand
         name: name of the strategy.
         schedule: name of the schedule where the job leaves it free.
         candidates: ways to cut.
+        planned: number of them that are planned exactly, those with the least estimates.
+        failed: number of them that may fail before none is tried any more.
 
     Raises:
         InfeasiblePlanError: none of them fits the memory, or there is none.
     """
-    problem, policy = cut.problem, cut.problem.policy.research
+    problem = cut.problem
     if problem.job.schedule in ("auto", "none"):
         problem = replace(problem, job=replace(problem.job, schedule=schedule))
     plans: list[Plan] = []
     failures: list[InfeasiblePlanError | ScheduleError] = []
     for candidate in sorted(candidates, key=lambda c: (c.estimate_s, c.count, len(c.members))):
-        if len(plans) == policy.planned_candidates or len(failures) == policy.failed_candidates:
+        if len(plans) == planned or len(failures) == failed:
             break
         try:
             plans.append(within_reach(plan_candidate(CuttableStep(problem, cut.source, alpa), candidate)))

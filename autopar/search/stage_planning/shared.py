@@ -14,7 +14,7 @@ from autopar.plan import Plan, PlanContent
 from autopar.search.outcome import Bounded
 from autopar.search.parallel import SERIAL, Future, WorkerPool
 from autopar.search.problem import Problem
-from autopar.search.problem_data import key_of_plan, room_of
+from autopar.search.problem_data import PlannedBy, key_of_plan, room_of
 from autopar.search.store import Key, Room, Same
 from autopar.solver.meter import Meter
 
@@ -91,11 +91,7 @@ class StagePlanner:
         return self._key(replace(problem, graph=graph, cluster=part), "busy", count)
 
     def _key(self, problem: Problem, *more: Hashable) -> Key:
-        try:
-            hash(self.intra)
-        except TypeError:
-            return key_of_plan(problem, Same(self.intra), *more)
-        return key_of_plan(problem, self.intra, *more)
+        return key_of_plan(problem, PlannedBy(self.intra), *more)
 
 
 def renamed_content(content: PlanContent, old: Graph, new: Graph) -> PlanContent:

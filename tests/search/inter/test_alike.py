@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -10,13 +11,14 @@ import pytest
 import autopar
 from autopar.cost import CostModel
 from autopar.errors import InfeasiblePlanError
+from autopar.ir.text import graph_digest
 from autopar.plan import StepForm
 from autopar.search import Job, Problem, alpa
-from autopar.search.built import key_without_room, sharding_problem_of
-from autopar.search.clock import Clock
 from autopar.search.intra import build
 from autopar.search.intra.memory import IN_FLIGHT
+from autopar.search.mesh_search import MeshSearch
 from autopar.search.outcome import Bounded
+from autopar.search.problem_data import key_without_room
 from autopar.search.stage_planning.shared import StagePlanner, renamed_content
 from autopar.search.store import Store
 from autopar.stages.kinds import KindTable
@@ -52,6 +54,17 @@ def test_stages_alike_are_one_under_other_names(cut):
             form = StepForm(COUNT, level)
             traced = source.stage_graph(layers.members, stage, form).graph
             assert source.in_form(layers.members, stage, form) == traced
+
+
+def test_a_digest_names_one_graph(cut):
+    """Graphs of stages have a digest of how they were made, others one of their text."""
+    source, layers = cut
+    graphs, again = (list(source.slice(COUNT, layers.members).graphs) for _ in range(2))
+    assert len(set(map(graph_digest, graphs))) == len(graphs)
+    assert all(a == b and graph_digest(a) == graph_digest(b) for a, b in zip(graphs, again, strict=True))
+    other = replace(graphs[1], name="another")
+    assert graph_digest(other) == graph_digest(replace(other)) != graph_digest(graphs[1])
+    assert graph_digest(pickle.loads(pickle.dumps(graphs[1]))) == graph_digest(graphs[1])
 
 
 @pytest.mark.slow
@@ -156,7 +169,7 @@ def test_what_is_built_for_some_in_flight_serves_more_and_less(cut, counts):
             assert shared == alone
         peaks[extra] = alpa(problem).content.peak_memory
         for mesh in part.logical_meshes(None):
-            known = sharding_problem_of(problem, mesh, Clock(), split_phases=False)
+            known = MeshSearch(problem).program(mesh)
             built = build(problem, mesh, split_phases=False)
             assert [u.kind for u in known.usages] == [u.kind for u in built.usages]
             assert all((u.bytes == v.bytes).all() for u, v in zip(known.usages, built.usages, strict=True))

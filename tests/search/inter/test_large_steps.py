@@ -12,8 +12,8 @@ from autopar.api.parallelize import parallelize_with
 from autopar.errors import InfeasiblePlanError
 from autopar.frontend import SignatureOptions, flatten_call, trace
 from autopar.search import alpa
-from autopar.search.built import key_without_room
 from autopar.search.policy import SearchPolicy, SizePolicy
+from autopar.search.problem_data import key_without_room
 from autopar.search.store import Store
 from examples import gpt, mlp
 from tests.search.problems import problem_of, toy, with_policy

@@ -9,12 +9,12 @@ import autopar
 from autopar import InfeasiblePlanError
 from autopar.cluster import Cluster, Device, LinkSpec, NodeGroup
 from autopar.search.alpa import alpa
-from autopar.search.policy import StagePolicy
+from autopar.search.policy import EffortPolicy
 from autopar.search.stage_planning.stage import limit_is_negligible
 from examples import mlp
 from tests.search.problems import problem_of, problem_with
 
-NEGLIGIBLE = StagePolicy().negligible_cost
+NEGLIGIBLE = EffortPolicy().negligible_cost
 SHAPE = {"layers": 8, "hidden": 64, "batch": 1024}
 
 

@@ -61,7 +61,7 @@ def layered(monkeypatch):
 
 
 def test_a_look_ends_once_its_stages_take_as_long(layered):
-    first = next(even_candidates(layered, layered.source, 1))
+    first = next(even_candidates(layered, layered.source))
     assert has_equal_stages(layered.source, first)
     stages = []
 
@@ -81,7 +81,7 @@ def test_a_look_ends_once_its_stages_take_as_long(layered):
 
 
 def test_near_a_first_pipeline_are_other_numbers_of_stages_and_other_meshes(layered):
-    first = next(even_candidates(layered, layered.source, 1))
+    first = next(even_candidates(layered, layered.source))
     others = list(other_even_candidates(layered, layered.source, first))
     assert {len(c.members) for c in others} == {2, 8} - {len(first.members)} or len(first.members) not in {
         len(c.members) for c in others if c.meshes == first.meshes
@@ -125,9 +125,9 @@ def test_recomputation_takes_no_less_than_is_said_before_it_is_planned(monkeypat
     said = []
     recomputed_s = stage.recomputed_s
 
-    def note(pipeline, number, part, level):
-        seconds = recomputed_s(pipeline, number, part, level)
-        said.append((number, level, seconds))
+    def note(placed, level):
+        seconds = recomputed_s(placed, level)
+        said.append((placed.stage, level, seconds))
         return seconds
 
     monkeypatch.setattr(stage, "recomputed_s", note)

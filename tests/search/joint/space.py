@@ -30,11 +30,10 @@ from autopar.plan import PlanContent, StepForm
 from autopar.recompute import LEVELS
 from autopar.schedule import Table, get
 from autopar.search import Job, Problem
-from autopar.search.alpa import MeshSolution, best_plan
-from autopar.search.clock import Clock
 from autopar.search.composition.compose import on_devices
 from autopar.search.composition.record import pipeline_of
 from autopar.search.intra import ShardingProblem, build
+from autopar.search.mesh_search import MeshSearch, MeshSolution
 from autopar.search.source import Sliced
 from autopar.search.stage_planning.memory import received_bytes, stage_bytes
 from autopar.search.stage_planning.stage_problem import in_flight
@@ -317,7 +316,7 @@ class Stated:
     def _content(self, sharding_problem: ShardingProblem, choice: tuple[int, ...]) -> PlanContent:
         """The plan of a choice, as the planner writes it down."""
         solution = Solution(Status.FEASIBLE, choice, 0.0, 0.0, 0.0, "")
-        return best_plan(self.problem, [MeshSolution(sharding_problem, solution)], "every", Clock()).content
+        return MeshSearch(self.problem).plan([MeshSolution(sharding_problem, solution)], "every").content
 
 
 def _tables(asked: str | None, stages: int, count: int) -> Iterator[Table]:

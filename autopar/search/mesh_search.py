@@ -1,0 +1,309 @@
+"""`MeshSearch`: the shardings of one problem on its logical meshes, from statement to plan.
+
+    program     the choice problem of a mesh
+    look        a choice and a bound without the memory limit, in milliseconds
+    free        the look; of a problem that is too small for one its answer
+    unlimited   the answer without the limit
+    solved      the answer of a choice problem, up to the gap of plans
+    plan        the plan of the answer of the shortest step
+
+The first four are kept in the store of the search whatever the memory limit: a stage is planned within one limit after
+another, and the stages of a kind differ in limits and in microbatches in flight alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from autopar.cluster import LogicalMesh
+from autopar.errors import InfeasiblePlanError
+from autopar.plan import Considered, Plan, SearchContent
+from autopar.plan.text import bytes_text
+from autopar.search.assemble import assemble, step_bound_s
+from autopar.search.clock import Clock
+from autopar.search.constraints import meshes_that_hold
+from autopar.search.intra import Sharding, ShardingProblem, build, extract
+from autopar.search.intra.host import least_device_memory
+from autopar.search.intra.memory import IN_FLIGHT
+from autopar.search.intra.slack import Hidden, hide, step_s
+from autopar.search.intra.thresholds import with_thresholds
+from autopar.search.intra.timeline import details_of
+from autopar.search.problem import Problem
+from autopar.search.problem_data import without_room
+from autopar.solver import ChoiceProblem, HighsSolver, Node, Solution, first_look, is_feasible, solve
+from autopar.solver.goal import PLAN_GAP, Goal
+from autopar.solver.memory import memory_floor
+from autopar.solver.meter import Meter
+from autopar.solver.solve import LARGE
+
+
+@dataclass(frozen=True)
+class MeshSolution:
+    """A mesh with its stated problem and solution; ``solution.choice`` is empty where nothing fits.
+
+    ``note`` says under which restriction, next to the mesh.
+    """
+
+    sharding_problem: ShardingProblem
+    solution: Solution
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class _Statement:
+    """A stated problem, of so many microbatches in flight besides the one that runs."""
+
+    sharding_problem: ShardingProblem
+    in_flight: int
+
+    @property
+    def entries(self) -> int:
+        """Numbers in its arrays."""
+        return self.sharding_problem.entries
+
+
+@dataclass(frozen=True)
+class MeshSearch:
+    """The shardings of a problem on its logical meshes.
+
+    Args:
+        problem: what is planned.
+        clock: takes the time.
+    """
+
+    problem: Problem
+    clock: Clock = field(default_factory=Clock)
+
+    @property
+    def meshes(self) -> tuple[LogicalMesh, ...]:
+        """Meshes that may be taken."""
+        problem = self.problem
+        every = problem.cluster.logical_meshes(problem.job.mesh_shape)
+        return meshes_that_hold(every, problem.graph, problem.job.constraints)
+
+    def program(self, mesh: LogicalMesh, *, split_phases: bool = False) -> ShardingProblem:
+        """The choice problem of a mesh within the limit, stated or as it was stated for another limit.
+
+        Args:
+            mesh: the logical mesh.
+            split_phases: see `build`.
+        """
+        problem, in_flight = self.problem, self.problem.subproblem.extra_in_flight
+
+        def make(meter: Meter) -> _Statement:
+            return _Statement(build(replace(problem, meter=meter), mesh, split_phases=split_phases), in_flight)
+
+        with self.clock.phase("program"):
+            known = without_room(problem, "statement", (mesh, split_phases), make)
+            built = with_in_flight(known.sharding_problem, known.in_flight, in_flight)
+            limited = replace(built.problem, limit_bytes=float(problem.memory_limit_bytes), meter=problem.meter)
+            return replace(built, problem=limited)
+
+    def look(
+        self, sharding_problem: ShardingProblem, cutoff_s: float = math.inf, gap: float = PLAN_GAP
+    ) -> Solution | None:
+        """A look at a mesh, whose phases share copies, without the limit; None where a proof takes as long.
+
+        Args:
+            sharding_problem: of the mesh.
+            cutoff_s: seconds from which it is of no use.
+            gap: relative gap between cost and bound that is small enough.
+        """
+
+        def make(meter: Meter) -> Solution | None:
+            free = replace(sharding_problem.problem, limit_bytes=None, meter=meter)
+            return first_look(free, Goal(gap, cutoff_s, alone=alone))
+
+        alone = self.problem.is_alone
+        with self.clock.phase("solve"):
+            return without_room(self.problem, "look", (sharding_problem.mesh, cutoff_s, gap, alone), make)
+
+    def free(self, sharding_problem: ShardingProblem, cutoff_s: float = math.inf, gap: float = PLAN_GAP) -> Solution:
+        """`look`, or the answer where there is none; arguments as there."""
+        look = self.look(sharding_problem, cutoff_s, gap)
+        return self.unlimited(sharding_problem, None) if look is None else look
+
+    def unlimited(
+        self, sharding_problem: ShardingProblem, look: Solution | None, cutoff_s: float = math.inf
+    ) -> Solution:
+        """The answer of a mesh, whose phases share copies, without the limit.
+
+        Args:
+            sharding_problem: of the mesh.
+            look: at it without the limit, where there is one.
+            cutoff_s: seconds from which it is given up.
+        """
+
+        def make(meter: Meter) -> Solution:
+            choices = replace(sharding_problem.problem, limit_bytes=None, meter=meter)
+            return self.solved(choices, known=look, cutoff_s=cutoff_s)
+
+        known_s = (math.inf, -math.inf) if look is None else (look.objective, look.lower_bound)
+        with self.clock.phase("solve"):
+            return without_room(
+                self.problem, "unlimited", (sharding_problem.mesh, cutoff_s, *known_s, self.problem.is_alone), make
+            )
+
+    def solved(
+        self,
+        choices: ChoiceProblem,
+        *,
+        known: Solution | None = None,
+        binds: bool = False,
+        cutoff_s: float = math.inf,
+        gap: float = PLAN_GAP,
+    ) -> Solution:
+        """The cheapest choice, up to a gap that no plan is worth waiting for.
+
+        Args:
+            choices: the problem of a mesh.
+            known: a look at it.
+            binds: whether its memory limit is known to bind.
+            cutoff_s: seconds from which it is of no use.
+            gap: relative gap between cost and bound that is small enough.
+        """
+        problem = self.problem
+        with self.clock.phase("solve"):
+            return solve(
+                choices,
+                HighsSolver(max_nodes=problem.policy.meshes.most_nodes),
+                time_limit_s=problem.solving.time_limit_s,
+                seed=problem.solving.seed,
+                known=known,
+                binds=binds,
+                goal=Goal(gap, cutoff_s, alone=problem.is_alone),
+            )
+
+    def improved(self, choices: ChoiceProblem, start: tuple[int, ...]) -> Solution:
+        """A choice that is at least as cheap as ``start``: no proof is needed, and of large problems a look will do."""
+        goal = Goal(self.problem.policy.effort.estimate_gap)
+        free = first_look(replace(choices, limit_bytes=None), goal, start or None) if choices.columns > LARGE else None
+        if free is None:
+            return self.solved(choices, binds=True)
+        return free if is_feasible(choices, free.choice) else first_look(choices, goal, start or None) or free
+
+    def step_s(self, sharding_problem: ShardingProblem, solution: Solution) -> float:
+        """Seconds of a step of a choice, with what is hidden."""
+        with self.clock.phase("extract"):
+            return step_s(extract(self.problem, sharding_problem, solution.choice))
+
+    def plan(
+        self,
+        answers: Sequence[MeshSolution],
+        name: str,
+        improve: Callable[[ChoiceProblem, tuple[int, ...]], Solution] | None = None,
+    ) -> Plan:
+        """The plan of the answer of the shortest step.
+
+        Args:
+            answers: on meshes.
+            name: of the strategy.
+            improve: solves the problem of the best mesh again with what computation hides; None leaves it.
+
+        Raises:
+            InfeasiblePlanError: none of them has a choice.
+        """
+        problem, clock = self.problem, self.clock
+        if not any(a.solution.found for a in answers):
+            raise infeasible(problem, [a.sharding_problem for a in answers])
+        with clock.phase("extract"):
+            shardings = [
+                extract(problem, a.sharding_problem, a.solution.choice) if a.solution.found else None for a in answers
+            ]
+            # Where copies are priced for each phase some of them are found to be one: what is left is what counts.
+            _, _, first, sharding = min(
+                (
+                    (step_s(s), str(a.sharding_problem.mesh), a, s)
+                    for a, s in zip(answers, shardings, strict=True)
+                    if s is not None
+                ),
+                key=lambda ranked: ranked[:2],
+            )
+            taken = Hidden(first.solution, sharding)
+            if improve is not None:
+                taken = hide(problem, first.sharding_problem, taken, improve)
+            sharding = with_thresholds(problem, first.sharding_problem, taken.solution.choice, taken.sharding)
+            considered = tuple(
+                Considered(
+                    f"mesh {a.sharding_problem.mesh}" + (f", {a.note}" if a.note else ""),
+                    a.solution.objective if a.solution.found else None,
+                    None if s is None else s.memory.total,
+                    "chosen" if a is first else a.solution.status.value,
+                )
+                for a, s in zip(answers, shardings, strict=True)
+            )
+            bounds = (step_bound_s(problem, a.sharding_problem, a.solution.lower_bound) for a in answers)
+            bound = min(math.inf if s is None else s for s in bounds)
+        bound_s = None if math.isinf(bound) else float(bound)
+        search = SearchContent(name, taken.solution.objective, bound_s, considered)
+        return self.assembled(first.sharding_problem, taken.solution.choice, sharding, search)
+
+    def assembled(
+        self, sharding_problem: ShardingProblem, choice: Sequence[int], sharding: Sharding, search: SearchContent
+    ) -> Plan:
+        """The plan of a choice, with the details of its step.
+
+        Args:
+            sharding_problem: of its mesh.
+            choice: the choice.
+            sharding: that it is.
+            search: record of the search.
+        """
+        plan = assemble(self.problem, sharding_problem, sharding, search, self.clock)
+        return replace(plan, details=details_of(self.problem, sharding_problem, choice, sharding))
+
+
+def with_in_flight(built: ShardingProblem, before: int, after: int) -> ShardingProblem:
+    """A problem with another number of microbatches in flight, each of which takes as much.
+
+    Args:
+        built: the problem.
+        before: microbatches in flight besides the one that runs, of ``built``.
+        after: those of the answer; 0 where ``before`` is.
+    """
+    if before == after:
+        return built
+    drafts = tuple(replace(u, bytes=after * (u.bytes / before)) if u.kind == IN_FLIGHT else u for u in built.usages)
+    usages = tuple(
+        known if draft is old else replace(known, bytes=draft.bytes)
+        for known, old, draft in zip(built.problem.usages, built.usages, drafts, strict=True)
+    )
+    return replace(built, problem=replace(built.problem, usages=usages), usages=drafts)
+
+
+def with_allowed(choices: ChoiceProblem, allowed: Mapping[int, ArrayLike]) -> ChoiceProblem:
+    """A choice problem some strategies of which are ruled out.
+
+    Args:
+        choices: the problem.
+        allowed: by node, for each of its strategies whether it may be taken.
+    """
+    nodes = list(choices.nodes)
+    for n, ok in allowed.items():
+        nodes[n] = Node(nodes[n].name, np.where(ok, nodes[n].costs, np.inf))
+    return replace(choices, nodes=tuple(nodes))
+
+
+def infeasible(problem: Problem, problems: Sequence[ShardingProblem]) -> InfeasiblePlanError:
+    """The error that says how much memory would do, or a bound of it."""
+    limit = problem.memory_limit_bytes
+    floors = sorted(((memory_floor(s.problem), s) for s in problems), key=lambda p: p[0])
+    least, reason = max(floors[0][0], limit + 1.0), "it needs more"
+    if problem.reporting.explains_infeasible:
+        least = math.inf
+        for floor, s in floors:
+            if floor < least:
+                least = min(least, least_device_memory(s.problem, s.usages))
+        reason = f"the least that would do is {bytes_text(least)} ({math.ceil(least)} bytes)"
+    return InfeasiblePlanError(
+        f"{problem.graph.name} does not fit {bytes_text(limit)} a device on {problem.cluster.name}; {reason}",
+        cause="parameters, optimizer state and activations, split over all devices, need more than the limit",
+        remedy="raise memory_limit, use more devices, a smaller batch, donate_argnums for the state, jax.checkpoint, "
+        "or offload='auto' where the cluster gives host_bandwidth",
+        least_bytes=math.ceil(least),
+    )

@@ -34,14 +34,13 @@ from autopar.cluster import Device, LinkSpec, NodeGroup
 from autopar.errors import AutoparError
 from autopar.ir import Layout
 from autopar.search import Manual
-from examples import gpt, mlp, moe
+from examples import mlp, moe
 from tests.end_to_end.stacked import build as stacked
 from tests.end_to_end.towers import Towers
 
 #: Edits after which compiled programs are let go.
 _CLEAR = 100
 Built = tuple[Callable[..., Any], tuple[Any, ...]]
-_SMALL_GPT = {"dtype": "float64", "layers": 1, "hidden": 8, "heads": 4, "vocab": 16, "seq": 8, "batch": 8}
 
 
 @dataclass(frozen=True)
@@ -59,23 +58,29 @@ class Case:
     holds: Callable[[Plan], Any] = lambda plan: True
 
 
-def attention() -> Built:
-    """A step of causal attention with its four weights."""
+def attention(layers: int = 1, batch: int = 8) -> Built:
+    """A step of layers of causal attention, with four weights each."""
 
-    def loss(w: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+    def layer(w: dict[str, jax.Array], x: jax.Array) -> jax.Array:
         q, k, v = (jnp.einsum("bsd,dhe->bhse", x, w[name]) for name in "qkv")
         scores = jnp.einsum("bhse,bhte->bhst", q, k) * 0.5
         scores = jnp.where(jnp.tril(jnp.ones((8, 8), bool)), scores, -1e30)
         mixed = jnp.einsum("bhst,bhte->bhse", jax.nn.softmax(scores), v)
-        return jnp.mean((x + jnp.einsum("bhse,hed->bsd", mixed, w["o"])) ** 2)
+        return x + jnp.einsum("bhse,hed->bsd", mixed, w["o"])
 
-    def step(w: dict[str, jax.Array], x: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:
-        value, grad = jax.value_and_grad(loss)(w, x)
-        return jax.tree.map(lambda p, g: p - 0.1 * g, w, grad), value
+    def loss(params: list[dict[str, jax.Array]], x: jax.Array) -> jax.Array:
+        for w in params:
+            x = layer(w, x)
+        return jnp.mean(x**2)
+
+    def step(params: list[dict[str, jax.Array]], x: jax.Array) -> tuple[list[dict[str, jax.Array]], jax.Array]:
+        value, grad = jax.value_and_grad(loss)(params, x)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grad), value
 
     rng = np.random.default_rng(0)
-    w = {name: rng.normal(size=(8, 4, 2)) for name in "qkv"} | {"o": rng.normal(size=(4, 2, 8))}
-    return step, (w, rng.normal(size=(8, 8, 8)))
+    shapes = dict.fromkeys("qkv", (8, 4, 2)) | {"o": (4, 2, 8)}
+    params = [{name: rng.normal(size=shape) for name, shape in shapes.items()} for _ in range(layers)]
+    return step, (params, rng.normal(size=(batch, 8, 8)))
 
 
 def loops() -> Built:
@@ -151,7 +156,7 @@ CASES: dict[str, Case] = {
         lambda p: p.pipeline and p.pipeline.members,
     ),
     "slices of tokens": Case(
-        lambda: gpt.build(**{**_SMALL_GPT, "layers": 2, "batch": 16}),
+        lambda: attention(2, 16),
         {"num_stages": 2, "num_microbatches": 2, "schedule": "1f1b", "token_slices": 2},
         lambda p: p.pipeline and p.pipeline.slice_lengths,
     ),

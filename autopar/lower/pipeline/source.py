@@ -208,8 +208,8 @@ class TracedStages:
             graph = _renamed(source, old, kind, name, self.step.graph)
             origins = _renamed_origins(source, old, kind)
         # Equal graphs are made so again and again, and text takes longer than that.
-        names = ([i.name for i in graph.inputs], [(o.path, o.updates) for o in graph.outputs])
-        recipe = repr((graph_digest(self.step.graph), digest, self.without_flush, self.after, graph.name, names))
+        paths = ([i.name for i in graph.inputs], [(o.path, o.updates) for o in graph.outputs])
+        recipe = repr((graph_digest(self.step.graph), digest, self.without_flush, self.after, graph.name, paths))
         return with_digest(graph, hashlib.sha256(recipe.encode()).hexdigest()[:24]), origins
 
     def _updated(self, cut: _Cut, stage: int) -> UpdatedParts | None:

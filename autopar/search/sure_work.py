@@ -2,14 +2,15 @@
 
 Every operator runs on some devices, split or repeated, but never less than once. Those that compilers do not fuse go by
 memory and start a kernel. Of those that they fuse into their readers it is sure only where the result is one of the
-step, or is read by an operator that takes its operands from memory and depends on more than constants, or by several
-kernels of one pass that do not compute it again (`autopar.search.bounds.stored`). Where nothing is fused all are. Each
-parameter and each moment that an update returns in another value is read once.
+step, is carried from trip to trip of a loop, is read by an operator that takes its operands from memory and depends on
+more than constants, or is read by several kernels of one pass that do not compute it again
+(`autopar.search.bounds.stored`). Where nothing is fused all are. Each parameter and each moment that an update returns
+in another value is read once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from autopar.cost import (
@@ -76,6 +77,10 @@ class _Around:
         solid_inputs: inputs that are more than constants.
         floor: of inputs, see `autopar.search.bounds.stored.floors`.
         is_step: whether results of the graph are those of the step.
+        written: of the body of a loop, results that each of its trips stores: those that the next trip takes, and
+            slices of what an operator of the same pass takes from memory.
+        carried: those of them that the next trip takes.
+        loops: runs in a step of the loop whose body the graph is.
         prefix: ids of the loops around it.
         loop: id of the outermost of them, or "".
     """
@@ -89,6 +94,9 @@ class _Around:
     solid_inputs: Set[str]
     floor: Mapping[str, float]
     is_step: bool
+    written: frozenset[str] = frozenset()
+    carried: frozenset[str] = frozenset()
+    loops: float = 0.0
     prefix: str = ""
     loop: str = ""
 
@@ -111,11 +119,12 @@ def _works(around: _Around) -> Iterator[SureWork]:
     graph, cost = around.graph, around.cost
     needed = live(graph.operators, (o.operand for o in graph.outputs))
     cores = _cores(around)
-    returned = {o.operand for o in graph.outputs} if around.is_step else set()
+    returned = {o.operand for o in graph.outputs} if around.is_step else around.written
     single = passed_on(graph, needed)
     floor = floors(needed, around.floor, single)
     shared = shared_results(graph, floor, cost, cores, around.enclosing, _on_one_stage(around))
-    stored = returned | _read_from_memory(needed, cost, cores) | shared.keys()
+    stored_inside = _read_from_memory(needed, cost, cores) | shared.keys()
+    stored = returned | stored_inside
     values = Values({i.name: i.type for i in graph.inputs if i.name in around.solid_inputs}, single)
     reads = StateReads({i.name: i.type for i in graph.inputs} if around.is_step else {})
     for op in needed:
@@ -123,12 +132,12 @@ def _works(around: _Around) -> Iterator[SureWork]:
         written_in = next((shared[v.name] for v in op.results if v.name in shared), "")
         values.note(op, spared=op.id in cores, written_in=written_in)
         if op.regions:
-            yield from _inside(around, op, phase, values.solid, floor)
+            taken = _read_from_memory((o for o in needed if phase_of(o, around.enclosing) == phase), cost, cores)
+            yield from _inside(around, op, phase, values.solid, floor, taken)
         elif not is_generator(op) and op.primitive not in ALIASES:
             reads.note(op, types)
-            least = _least(op, types, phase, cost, values, cores)
+            least, names = _least(op, types, phase, cost, values, cores), {v.name for v in op.results}
             if is_fusible(op):
-                names = {v.name for v in op.results}
                 if not (values.depends(op) or names & returned) or (cost.fuses and names.isdisjoint(stored)):
                     continue
                 more = 0.0
@@ -141,7 +150,10 @@ def _works(around: _Around) -> Iterator[SureWork]:
                 least = replace(least, bytes=least.bytes + more)
             if least.flops or least.bytes:
                 stacks = op.primitive in FACTORIZATIONS or (bool(around.loop) and phase == "update")
-                yield SureWork(least, around.runs, phase, around.prefix + op.id, around.loop, stacks)
+                # What the last trip makes nobody may have to store.
+                last = is_fusible(op) and names.isdisjoint(stored_inside) and not names.isdisjoint(around.carried)
+                runs = around.runs - around.loops * last
+                yield SureWork(least, runs, phase, around.prefix + op.id, around.loop, stacks)
 
 
 def _on_one_stage(around: _Around) -> Collection[str] | None:
@@ -153,19 +165,26 @@ def _on_one_stage(around: _Around) -> Collection[str] | None:
 
 
 def _inside(
-    around: _Around, op: Operator, phase: str, solid: Set[str], floor: Mapping[str, float]
+    around: _Around, op: Operator, phase: str, solid: Set[str], floor: Mapping[str, float], taken: Set[object]
 ) -> Iterator[SureWork]:
-    """Work of the body of a loop."""
+    """Work of the body of a loop, of whose results operators of its pass take some from memory."""
     if op.primitive not in ("scan", "while"):
         return
     body, runs, inputs, floor_inside = op.region("body"), around.runs, set[str](), dict[str, float]()
+    written = carried = frozenset[str]()
     if op.primitive == "scan":
-        floor_inside = floors_of_inputs(op, floor)
-        runs *= Scan.of(op).length
+        scan, floor_inside = Scan.of(op), floors_of_inputs(op, floor)
+        runs *= scan.length
+        if around.cost.fuses and not around.cost.fuses_products:  # others may write it as a product is computed
+            made = [str(o.operand) for o in body.outputs]
+            carried = frozenset(made[: scan.num_carry])
+            slices = zip(made[scan.num_carry :], op.results[scan.num_carry :], strict=True)
+            written = carried.union(name for name, v in slices if v.name in taken)
         pairs = zip(body.inputs, op.operands, strict=True)
         inputs = {i.name for i, o in pairs if o in solid and i.type.nbytes > CONSTANT_BYTES}
     inner = replace(around, graph=body, runs=runs, enclosing=phase, solid_inputs=inputs, floor=floor_inside)
-    yield from _works(replace(inner, is_step=False, prefix=f"{around.prefix}{op.id}/", loop=around.loop or op.id))
+    inner = replace(inner, is_step=False, written=written, carried=carried, loops=around.runs)
+    yield from _works(replace(inner, prefix=f"{around.prefix}{op.id}/", loop=around.loop or op.id))
 
 
 def _cores(around: _Around) -> Collection[str]:
@@ -178,7 +197,7 @@ def _cores(around: _Around) -> Collection[str]:
     return ids
 
 
-def _read_from_memory(needed: Sequence[Operator], cost: CostModel, cores: Collection[str]) -> set[object]:
+def _read_from_memory(needed: Iterable[Operator], cost: CostModel, cores: Collection[str]) -> set[object]:
     """Values that an operator takes from memory, and not as it computes them."""
     if cost.fuses_products:  # inside of products, and of what converges in one kernel
         return set()

@@ -113,13 +113,20 @@ def test_collectives_are_joined_up_to_a_threshold_and_never_with_what_they_are_m
     assert sums((0, 9), (1, 9), (2, 9), limit=25.0) == ((0, 1),)
     assert sums((0, 1), (1, 9), (2, 9)) == ((1, 2),)  # the second is made of the first
     assert sums((0, 1), (2, 3), needs=((), (0,), (), (2,))) == ((0, 1),)  # of two chains
-    assert sums((0, 9), (0, 9), (1, 9), (2, 9)) == ((2, 3),)  # one is made of the other
+    assert sums((0, 9), (0, 9), (1, 9), (2, 9)) == ((1, 2, 3),)  # the second is made of the first
     assert sums((0, 9), (1, 9), kinds="all-to-all") == sums((0, 9), (1, 9), kinds="all-gather") == ()
     assert sums((0, 9), (1, 9), (2, 9), kinds=["all-reduce", "reduce-scatter", "all-reduce"]) == ((0, 2),)
     # Joined crosswise, each of two pairs would need what the other brings.
     kinds = ["all-reduce", "reduce-scatter", "all-reduce", "reduce-scatter"]
     crossed = sums((0, 1), (4, 5), (6, 7), (2, 3), kinds=kinds, needs=((), (), (1,), (), (), (), (5,), ()))
     assert len(crossed) == 1
+
+
+def test_steps_of_conversions_are_joined_step_by_step():
+    """Two gradients are scattered inside of nodes, then summed across: one collective of each kind."""
+    twice = ["reduce-scatter", "all-reduce"]
+    assert sums((0, 9), (0, 9), (1, 9), (1, 9), kinds=twice * 2) == ((0, 2), (1, 3))
+    assert len(sums((0, 9), (0, 9), (1, 9), (1, 9), kinds=[*twice, *twice[::-1]])) == 1  # two would wait for each other
 
 
 @given(

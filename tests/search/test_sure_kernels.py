@@ -129,6 +129,43 @@ def test_every_form_has_the_kernels_that_are_sure(devices):
     assert 0.5 < check_forms(step_of(("gelu", "norm"), 256, 512, False, 0.9), DEVICES[devices], (1, 2)) <= 1 + 1e-9
 
 
+def gated_step(width, batch, length):
+    """The source of a train step of a gated recurrence over a sequence, whose loop has elementwise work alone."""
+
+    def loss(weights, x, target):
+        gates, values = (x @ w for w in weights)
+
+        def body(h, of):
+            gate, value = jax.nn.sigmoid(of[0]), jnp.tanh(of[1])
+            h = gate * h + (1 - gate) * value
+            return h, h
+
+        _, states = jax.lax.scan(body, jnp.zeros((batch, width)), (gates, values))
+        return jnp.mean((states @ weights[0] - target) ** 2)
+
+    def step(weights, x, target):
+        return [w - 0.1 * g for w, g in zip(weights, jax.grad(loss)(weights, x, target), strict=True)]
+
+    weights = [jax.ShapeDtypeStruct((width, width), jnp.float32)] * 2
+    batches = [jax.ShapeDtypeStruct((length, batch, width), jnp.float32)] * 2
+    signature, _ = flatten_call(step, (weights, *batches), {}, SignatureOptions())
+    return TracedStep(trace(step, signature), (), (), 1)
+
+
+def test_what_a_loop_carries_and_what_products_take_of_its_slices_is_written_in_each_trip():
+    """Forward the state, backward its gradient and those of both inputs: read and written, without products."""
+    step, cluster = gated_step(64, 1024, 16), DEVICES["kernels"]
+    inside = [w for w in sure_works(step.traced.graph, CostModel(cluster), in_stages=False) if w.loop]
+    state_bytes = 4 * 1024 * 64
+    assert {w.phase for w in inside} == {"forward", "backward"}
+    assert all(w.least.bytes >= 2 * state_bytes and w.runs in (15, 16) for w in inside)
+    assert len(inside) >= 3
+    counts = [sure_s(step.traced.graph, cluster, in_stages=False)]
+    for count, level in itertools.product((1, 2), LEVELS):
+        counts.append(kernels_s(step.in_form(StepForm(count, level)).graph, cluster, count))
+    assert 0.7 < counts[0] / min(counts[1:]) <= 1 + 1e-9
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("devices", DEVICES)

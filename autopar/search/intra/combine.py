@@ -7,7 +7,7 @@ What is joined begins when the last of its values is there, and ends for all who
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -86,22 +86,22 @@ def combined(
         thresholds: up to how many bytes.
         sent: all collectives.
         ends: by number of those of the region where their values are made and taken. Those from one task to another
-            are made of each other, or sent in turn: each of these is sent by itself.
+            are made of each other, in their order, so that no two of them are sent as one.
         needs: by place of a task those of the tasks before it whose results it takes.
     """
-    count = Counter(ends.values())
-    single = [n for n in ends if sent[n].kind in JOINED and count[ends[n]] == 1]
-    if len({_key(sent[n]) for n in single}) == len(single):
+    joinable = [n for n in ends if sent[n].kind in JOINED]
+    if len({_key(sent[n]) for n in joinable}) == len(joinable):
         return ()
     before = _before(needs)
     open_groups: dict[tuple[str, str, float], _Group] = {}
     groups: list[_Group] = []
-    for n in sorted(single, key=lambda n: (ends[n].producer, n)):
+    for n in sorted(joinable, key=lambda n: (ends[n].producer, n)):
         c, taker = sent[n], 1 << ends[n].consumer
         made_of = before[ends[n].producer] if ends[n].producer >= 0 else 0
         limit = thresholds.gather_bytes if c.kind == "all-gather" else thresholds.combine_bytes
         group = open_groups.get(_key(c))
-        if group is None or not group.takes(c, made_of, taker, limit):
+        chained = group is not None and any(ends[m] == ends[n] for m in group.members)
+        if group is None or chained or not group.takes(c, made_of, taker, limit):
             group = open_groups[_key(c)] = _Group()
             groups.append(group)
         group.add(n, c, made_of, taker)
@@ -131,9 +131,12 @@ def _blocked(
 ) -> tuple[int, ...]:
     """The last of the groups that can never start, since each needs what another brings; () if all can."""
     arriving: dict[int, list[int]] = defaultdict(list)
+    chains: dict[Ends, list[tuple[int, int]]] = defaultdict(list)
     for g, group in enumerate(groups):
         for n in group:
             arriving[ends[n].consumer].append(g)
+            chains[ends[n]].append((n, g))
+    made_of = [{g for n in group for m, g in chains[ends[n]] if m < n} for group in groups]
     makers = [{ends[n].producer for n in group} - {-1} for group in groups]
     done: set[int] = set()
     sent: set[int] = set()
@@ -145,7 +148,8 @@ def _blocked(
                 done.add(place)
             else:
                 rest.append(place)
-        started = {g for g in range(len(groups)) if g not in sent and done.issuperset(makers[g])}
+        ready = (g for g in range(len(groups)) if g not in sent and sent.issuperset(made_of[g]))
+        started = {g for g in ready if done.issuperset(makers[g])}
         if len(rest) == len(pending) and not started:
             return next((groups[g] for g in reversed(range(len(groups))) if g not in sent), ())
         pending = rest

@@ -11,6 +11,7 @@ import msgspec
 from autopar.plan import Plan
 from autopar.search.anytime import OfParts, faster_by
 from autopar.search.intra import ShardingProblem
+from autopar.search.intra.slack import with_shared_examples
 from autopar.search.limit_looks import LimitLooks, look_within_limit, looks_within_limit
 from autopar.search.looks import Looked, all_looked_at, summed_cutoff_s, too_little
 from autopar.search.mesh_search import MeshSearch, MeshSolution
@@ -49,7 +50,7 @@ def alpa(problem: Problem) -> Plan | Bounded:
         answers.offer(first.sharding_problem, first.solution)
     within = looks_within_limit(meshes, looked, known_s, answers.offer)
     of_mesh = {i: answers.of_mesh(looked[i], within.get(i)) for i in _order(looked, within)}
-    return answers.plan([answer for i in range(len(looked)) for answer in of_mesh[i]], len(looked))
+    return answers.plan([answer for i in range(len(looked)) for answer in of_mesh[i]], looked)
 
 
 def _order(looked: Sequence[Looked], within: Mapping[int, LimitLooks]) -> list[int]:
@@ -170,12 +171,12 @@ class _Answers:
             self.offers.append(MeshSearch(problem).plan([MeshSolution(sharding_problem, look)], "alpa"))
             problem.offer(self.offers[-1])
 
-    def plan(self, every: Sequence[MeshSolution], meshes: int) -> Plan | Bounded:
+    def plan(self, every: Sequence[MeshSolution], looked: Sequence[Looked]) -> Plan | Bounded:
         """The plan of the best answer, or of an offer that is faster; `Bounded` where no bound is below what is known.
 
         Args:
             every: answers of all meshes.
-            meshes: their number.
+            looked: looks at them.
         """
         cheapest_s, known_s = min(self.unlimited_s, default=math.inf), self.known_s
         if self.unlimited_s and cheapest_s >= known_s:
@@ -187,8 +188,38 @@ class _Answers:
         plan = self.meshes.plan(every, "alpa", self.meshes.improved)
         offered = min(self.offers, key=lambda plan: plan.step_time, default=None)
         plan = faster_by(plan, offered, self.meshes.problem.policy.effort.least_gain)
-        complete = len(self.unlimited_s) == meshes
+        shared = self._with_shared_examples(looked, plan)
+        plan = faster_by(plan, shared, self.meshes.problem.policy.effort.least_gain)
+        complete = len(self.unlimited_s) == len(looked)
         return _with_unlimited(plan, cheapest_s) if plan.content.memory_bound and complete else plan
+
+    def _with_shared_examples(self, looked: Sequence[Looked], plan: Plan) -> Plan | None:
+        """The plan that shares examples over the mesh of one axis; None where a plan does not wait for long, or has it.
+
+        Sums have the latency of each collective, where gradients that are sent as one wait for one. So the mesh may be
+        left out by its bound though a step on it is the shortest.
+        """
+        problem, stage, search = self.meshes.problem, plan.stages[0], plan.content.search
+        stall_s = stage.step_time - stage.compute_time
+        if not problem.cost_model.overlaps or stall_s <= problem.policy.overlap.stall_share * stage.step_time:
+            return None
+        for look in looked:
+            program = look.sharding_problem
+            is_other = tuple(program.mesh.axes) != stage.mesh_axes
+            if look.bound_s == math.inf or not is_other or sum(n > 1 for _, n in program.mesh.axes) != 1:
+                continue
+            hidden = with_shared_examples(problem, program, self.meshes.improved, look.bound_s)
+            if hidden is None or not is_feasible(program.problem, hidden.solution.choice):
+                return None
+            shared = MeshSearch(problem).plan([MeshSolution(program, hidden.solution)], "alpa")
+            left_out = f"mesh {program.mesh}, {_LEFT_OUT}"
+            others = (c for c in search.considered if c.name != left_out)
+            others = (msgspec.structs.replace(c, note="") if c.note == "chosen" else c for c in others)
+            bound_s = None if search.lower_bound is None else min(search.lower_bound, shared.step_time)
+            considered = (*shared.content.search.considered, *others)
+            record = msgspec.structs.replace(shared.content.search, lower_bound=bound_s, considered=considered)
+            return replace(shared, content=msgspec.structs.replace(shared.content, search=record))
+        return None
 
 
 def _with_unlimited(plan: Plan, seconds: float) -> Plan:

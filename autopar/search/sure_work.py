@@ -176,9 +176,9 @@ def _inside(
         scan, floor_inside = Scan.of(op), floors_of_inputs(op, floor)
         runs *= scan.length
         if around.cost.fuses and not around.cost.fuses_products:  # others may write it as a product is computed
-            made = [str(o.operand) for o in body.outputs]
-            carried = frozenset(made[: scan.num_carry])
-            slices = zip(made[scan.num_carry :], op.results[scan.num_carry :], strict=True)
+            results = [str(o.operand) for o in body.outputs]
+            carried = frozenset(results[: scan.num_carry])
+            slices = zip(results[scan.num_carry :], op.results[scan.num_carry :], strict=True)
             written = carried.union(name for name, v in slices if v.name in taken)
         pairs = zip(body.inputs, op.operands, strict=True)
         inputs = {i.name for i, o in pairs if o in solid and i.type.nbytes > CONSTANT_BYTES}

@@ -23,6 +23,7 @@ from autopar.search.overlap_policy import OverlapPolicy
 from autopar.search.policy import SearchPolicy
 from autopar.search.restrict import restricted_plan, solve_restricted
 from autopar.solver import ChoiceProblem, Edge, Node
+from benchmarks.drawn import draw, plan_of
 from benchmarks.fixed_plans import perceptron
 from examples import gpt
 from tests.search.problems import f32, problem_of, toy
@@ -268,3 +269,11 @@ def test_slack_is_what_links_are_idle_for():
 def test_what_no_pipeline_beats_is_not_above_a_plan_on_cards():
     problem = problem_of(lambda x: jnp.exp(x - jnp.max(x, axis=1, keepdims=True)).sum(), (f32(4096, 4096),), CARD)
     assert 0 < work_bound_s(problem.graph, problem.cost_model) <= strategy_named("alpa")(problem).step_time
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("seed", "number"), [(46461, 3), (4646, 3)])
+def test_no_step_waits_longer_for_its_collectives_than_with_shared_examples(seed, number):
+    """Sums of a latency for each gradient leave the mesh of one axis out, on which all are sent as one."""
+    case = draw(seed, number)
+    assert plan_of(case).step_time <= 1.005 * plan_of(case, search="data-parallel", mesh_shape=None).step_time

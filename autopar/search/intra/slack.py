@@ -65,7 +65,7 @@ def hide(
         return first
     tried = {first.solution.choice}
     best = _chain(problem, sharding_problem, first, solve, tried)
-    start = _data_parallel_start(problem, sharding_problem, first, solve)
+    start = with_shared_examples(problem, sharding_problem, solve, first.solution.lower_bound)
     if start is None or start.step_s >= first.step_s or start.solution.choice in tried:
         return best
     other = _chain(problem, sharding_problem, start, solve, tried)
@@ -94,35 +94,40 @@ def _chain(
         if not solution.found or solution.choice in tried:
             continue
         tried.add(solution.choice)
-        hidden = _hidden(problem, sharding_problem, solution, first)
+        hidden = _hidden(problem, sharding_problem, solution, first.solution.lower_bound)
         if hidden.step_s < best.step_s * (1 - 1e-9):
             best, slack = hidden, None
     return best
 
 
-def _hidden(problem: Problem, sharding_problem: ShardingProblem, solution: Solution, first: Hidden) -> Hidden:
-    """An answer to other costs, with the sum of all seconds and the bound of the first."""
-    summed = replace(
-        solution,
-        objective=objective(sharding_problem.problem, solution.choice),
-        lower_bound=first.solution.lower_bound,
-    )
+def _hidden(problem: Problem, sharding_problem: ShardingProblem, solution: Solution, lower_bound: float) -> Hidden:
+    """An answer to other costs, with the sum of all seconds, which has a bound."""
+    summed = replace(solution, objective=objective(sharding_problem.problem, solution.choice), lower_bound=lower_bound)
     return Hidden(summed, extract(problem, sharding_problem, solution.choice))
 
 
-def _data_parallel_start(
+def with_shared_examples(
     problem: Problem,
     sharding_problem: ShardingProblem,
-    first: Hidden,
     solve: Callable[[ChoiceProblem, tuple[int, ...]], Solution],
+    lower_bound: float,
 ) -> Hidden | None:
     """An answer of another kind: examples over all devices, parameters whole, the rest as is cheapest.
 
-    Of collectives of gradients more hides than of those of activations, which the sum of all seconds does not tell.
+    Of collectives of gradients more hides than of those of activations, and more are sent as one. The sum of all
+    seconds tells neither.
+
+    Args:
+        problem: what is planned.
+        sharding_problem: its statement on a mesh.
+        solve: see `hide`.
+        lower_bound: of the sum on this mesh.
     """
     masked = None if problem.subproblem.separate_programs else _data_parallel(problem, sharding_problem)
     solution = None if masked is None else solve(masked, ())
-    return _hidden(problem, sharding_problem, solution, first) if solution and solution.found else None
+    if solution is None or not solution.found:
+        return None
+    return _hidden(problem, sharding_problem, solution, lower_bound)
 
 
 def _data_parallel(problem: Problem, sharding_problem: ShardingProblem) -> ChoiceProblem | None:

@@ -12,13 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-from jax import lax
 
 from autopar.ir import Layout, Operator
-
-_BITS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}
+from autopar.lower.not_before import behind, element_of
 
 
 @dataclass
@@ -46,7 +43,7 @@ class CollectiveBarriers:
 
     def collected(self, result: Any) -> None:
         """Notes what a collective made."""
-        if (element := _element(result)) is not None:
+        if (element := element_of(result)) is not None:
             self.since.append(element)
 
     def enter(self, arrays: Sequence[Any], age: int) -> list[Any]:
@@ -57,7 +54,7 @@ class CollectiveBarriers:
             age: see `collective`.
         """
         before = [*self.since, *([] if age == self.regions or self.last is None else [self.last])]
-        sizes = {n: a.size for n, a in enumerate(map(jnp.asarray, arrays)) if _element(a) is not None}
+        sizes = {n: a.size for n, a in enumerate(map(jnp.asarray, arrays)) if element_of(a) is not None}
         if not before or not sizes:
             return list(arrays)
         least = min(sizes, key=lambda n: (sizes[n], n))
@@ -65,7 +62,7 @@ class CollectiveBarriers:
 
     def leave(self, results: Sequence[Any]) -> None:
         """Notes what a region made."""
-        elements = [e for r in results if (e := _element(r)) is not None]
+        elements = [e for r in results if (e := element_of(r)) is not None]
         if elements:
             self.regions, self.last, self.since = self.regions + 1, elements[0], []
 
@@ -90,27 +87,3 @@ def splits_inside(
             if inner.regions and splits_inside(operands, results, f"{id}/", inner):
                 return True
     return False
-
-
-def behind(piece: Any, others: Sequence[Any]) -> Any:
-    """``piece`` as it is, in a form that a compiler cannot compute before all of ``others``, numbers, are there.
-
-    More bits set than there are is never true, which no compiler knows.
-    """
-    never = jnp.zeros((), bool)
-    for other in others:
-        bits = lax.bitcast_convert_type(other, _BITS[other.dtype.itemsize])
-        never |= lax.population_count(bits) > 8 * other.dtype.itemsize
-    return jnp.where(never, jnp.zeros_like(piece), piece)
-
-
-def _element(array: Any) -> Any:
-    """One number of an array; None where it has none."""
-    array = jnp.asarray(array)
-    if not array.size or jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
-        return None
-    element = lax.squeeze(lax.slice(array, (0,) * array.ndim, (1,) * array.ndim), range(array.ndim))
-    if element.dtype == bool:
-        return element.astype(jnp.uint8)
-    element = element.real if jnp.issubdtype(element.dtype, jnp.complexfloating) else element
-    return element if element.dtype.itemsize in _BITS else None

@@ -9,8 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
+import autopar
 from autopar.cost import wire_bytes
 from autopar.ir import Layout, TensorType
 from autopar.ir.formats import WireFormat
@@ -20,6 +22,8 @@ from autopar.precision.wire import WIRE_FORMATS
 from autopar.sharding.paths import messages
 from autopar.sharding.reshard import PathTables, ReshardStep, communication
 from autopar.transforms import Format
+from tests.end_to_end.clusters import MIDDLE
+from tests.end_to_end.random_plans import random_plan
 from tests.sharding.pieces import logical_mesh
 
 GROUP = 8
@@ -133,3 +137,18 @@ def test_paths_of_a_format_name_it_in_gathers_and_sums_alone():
     assert {s.kind for s in steps} > {"all-to-all"} or len(steps) > 1
     assert all(bool(s.wire) == (s.kind in ("all-gather", "reduce-scatter", "all-reduce")) for s in steps)
     assert math.isfinite(table.seconds(type, Layout.parse("[x,.]+sum(y)"), Layout.parse("[.,x+y]")))
+
+
+@pytest.mark.parametrize("dtype", [jnp.int2, jnp.uint2])
+def test_integers_of_two_bits_go_through_plans(dtype):
+    """Collectives, loops that wait for collectives, and sums over devices."""
+    x = jnp.asarray(np.random.default_rng(0).integers(0, 2, (8, 16)), dtype)
+
+    def step(x):
+        return jnp.cumsum(x, 0), x.max(0), lax.reduce(x, dtype(0), lax.add, (0,)), x + x
+
+    want = jax.jit(step)(x)
+    for seed in range(2):
+        options = {"cluster": MIDDLE, "mesh_shape": (2, 4), "search": random_plan(seed), "num_stages": 1}
+        for got, plain in zip(autopar.parallelize(step, **options)(x), want, strict=True):
+            np.testing.assert_array_equal(np.asarray(got).astype(int), np.asarray(plain).astype(int))

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+_PARTS_OF_BYTES = ("int2", "int4", "uint2", "uint4", "float4_e2m1fn")
 _BITS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}
 
 
@@ -37,10 +38,8 @@ def element_of(array: Any) -> Any:
     if element.dtype == bool:
         return element.astype(jnp.uint8)
     element = element.real if jnp.issubdtype(element.dtype, jnp.complexfloating) else element
-    if jnp.issubdtype(element.dtype, jnp.integer):
-        element = element.astype(jnp.int8) if jnp.iinfo(element.dtype).bits < 8 else element
-    elif jnp.finfo(element.dtype).bits < 8:
-        element = element.astype(jnp.float32)
+    if element.dtype.name in _PARTS_OF_BYTES:
+        element = element.astype(jnp.int8 if jnp.issubdtype(element.dtype, jnp.integer) else jnp.float32)
     return element if element.dtype.itemsize in _BITS else None
 
 

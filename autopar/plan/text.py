@@ -150,7 +150,7 @@ def summary_rows(c: PlanContent, phases: Sequence[tuple[str, float]]) -> list[tu
     if c.num_microbatches > 1 or len(c.stages) > 1:
         rows.insert(4, ("pipeline", pipeline_text(c)))
     if c.pipeline is not None and c.pipeline.executions is not None:
-        rows.insert(5, ("in processes", executions_text(c.pipeline.executions)))
+        rows.insert(5, ("run as", executions_text(c.pipeline.executions)))
     if any(s.form.recomputes for s in c.stages):
         levels = ", ".join(f"stage {i}: {recomputed_text(s)}" for i, s in enumerate(c.stages))
         rows.insert(-2, ("recomputed", f"{levels} (computed again in the backward pass)"))

@@ -39,6 +39,7 @@ from autopar.search.cache.key import without_lines
 from autopar.search.compare import Budget, Budgeted
 from autopar.search.constraints import Constraint, SharedStages
 from autopar.search.job import Job, Request, Solving
+from autopar.search.mesh_search import MeshSearch
 from autopar.search.plain_data import NotPlainError, environment_hash, plain_data
 from autopar.search.policy import SearchPolicy, WorkerPolicy
 from autopar.sharding import register_rule, unregister_rule
@@ -615,7 +616,7 @@ def test_a_pipeline_takes_stages_that_were_kept(monkeypatch, tmp_path: Path) -> 
     stages = len(list(tmp_path.iterdir())) - len(whole)
     assert len(whole) == 1 and stages >= 1
     whole[0].unlink()
-    monkeypatch.setattr(importlib.import_module("autopar.search.mesh_search"), "build", _refuse)
+    monkeypatch.setattr(MeshSearch, "plan", _refuse)  # layers are priced again
     again = _plan(monkeypatch, tmp_path, **options)
     assert again.to_json() == first.to_json()
     assert whole[0].exists()

@@ -254,7 +254,11 @@ class Interpreter:
             # State is there in any case; what another program left is to be taken no earlier than it is needed.
             inputs = {i.name for i in graph.graph.inputs if i.role != "activation"}
             last = held[-1][0]  # the cotangent, where there is one
-            after.update((i, not_before(after[i], after[last])) for i in after if op.operands[i] not in inputs)
+            late = [i for i in after if op.operands[i] not in inputs]
+            # Where all but that is state or the batch, the smallest array waits: without it nothing would.
+            others = [i for i in after if i != last and jnp.issubdtype(after[i].dtype, jnp.floating)]
+            late = late if set(late) - {last} or not others else [min(others, key=lambda i: after[i].size)]
+            after.update((i, not_before(after[i], after[last])) for i in late)
         for i, (source, result) in enumerate(zip(sources, op.results, strict=True)):
             if isinstance(source, Held):
                 env[result.name] = self.held(result.name, result.type, source.layout, after[i], source.age)

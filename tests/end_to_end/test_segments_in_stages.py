@@ -198,7 +198,16 @@ def test_models_that_did_not_fit(x64: None, name: str, stages: int) -> None:
     assert plan.peak_memory <= limit < least and any(s.form.segment_layers for s in plan.stages)
     program, apart = carried_out(step, args, plan)
     assert apart < 1e-10
-    # Measured 0.88 (GPT), 0.91 (vision transformer), 0.94 to 1.0 of the others: sums of gradients count once more.
-    # Levels of recomputation need more there than is predicted: its compiler for CPU drops barriers.
+    # Measured in two stages: 0.95 (GPT), 1.01 (vision transformer), 1.05 (U-Net).
     if all(s.form.remat == "none" for s in plan.stages):
-        assert program.footprint_bytes == pytest.approx(plan.peak_memory, rel=0.15)
+        assert program.footprint_bytes == pytest.approx(plan.peak_memory, rel=0.1)
+
+
+@pytest.mark.slow
+def test_what_runs_again_of_the_batch_and_the_state_alone_waits_for_the_backward_pass(x64: None) -> None:
+    """The first layers of the first stage take nothing that the forward pass left: one array of the state waits."""
+    step, args = MODELS["unet"](44)
+    plan = planned(step, args, 2, remat="full")
+    program, apart = carried_out(step, args, plan)
+    assert apart < 1e-10
+    assert program.footprint_bytes == pytest.approx(plan.peak_memory, rel=0.1)

@@ -59,10 +59,10 @@ def _joined(bound: BoundGraph, copies: Copies, recorder: Recorder, env: dict[str
     after = {op.id for op in dependents(rest, results)}
     env = run_whole(_of(bound, [op for op in rest if op.id not in after]), env, recorder)
     body = _of(bound, [graph.by_id[id] for id in copies.first])
-    names = [*copies.sums, *copies.values]
+    names, mapped = [*copies.sums, *copies.values], replace(recorder, splices=False)
 
     def of_part(parts: Sequence[Any]) -> list[Any]:
-        inside = run_whole(body, {**env, **dict(zip(copies.parts, parts, strict=True))}, recorder)
+        inside = run_whole(body, {**env, **dict(zip(copies.parts, parts, strict=True))}, mapped)
         return [inside[n] for n in names]
 
     arrays = [env[source] for source in copies.parts.values()]
@@ -112,7 +112,7 @@ def _side_by_side(
     others = tuple(o for o in body.graph.operators if o.id not in loop.reads)
     rest = replace(body, graph=replace(body.graph, operators=others))
     names = [i.name for i in body.graph.inputs]
-    numbers = jnp.arange(scan.length)
+    numbers, mapped = jnp.arange(scan.length), replace(recorder, splices=False)
 
     def of_part(number: Any, slices: Sequence[Any], read: Sequence[Any]) -> list[Any]:
         carry = [
@@ -121,7 +121,7 @@ def _side_by_side(
         ]
         env = dict(zip(names, [*consts, *carry, *slices], strict=True))
         env.update(zip(parts, (part[None] for part in read), strict=True))
-        env = run_whole(rest, env, recorder)
+        env = run_whole(rest, env, mapped)
         return [
             env[o.operand] if isinstance(o.operand, str) else jnp.asarray(scalar(o.operand)) for o in rest.graph.outputs
         ]

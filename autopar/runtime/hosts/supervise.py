@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
@@ -20,6 +21,8 @@ AGAIN = 75
 _LOOK_S = 0.05
 #: A shell that reads numbers of process groups, and kills them when the process that writes them is gone.
 _GUARD = 'while read -r group; do groups="$groups -$group"; done; kill -s KILL -- $groups'
+#: A shell that becomes a command when it may, and ends where the process that would say so is gone.
+_WAITING = 'read -r _ < "$0" && exec "$@"'
 
 
 @dataclass(frozen=True)
@@ -62,13 +65,27 @@ class _Guard:
         self.shell.kill()
         self.shell.communicate()
 
-    def watch(self) -> None:
-        """Adds the process that calls this, a new child before its command runs: this process may be gone by then."""
-        if self.shell.stdin is not None:
-            signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # somebody may have ended the shell
-            with contextlib.suppress(BrokenPipeError):
-                os.write(self.shell.stdin.fileno(), f"{os.getpid()}\n".encode())
-            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    def start(self, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        """A process in a group of its own, which ends with this one; its command begins once its group is known."""
+        if shutil.which(command[0], path=environment.get("PATH")) is None:
+            raise FileNotFoundError(f"there is no command {command[0]}")
+        waits, goes = os.pipe()
+        try:
+            child = subprocess.Popen(
+                ("/bin/sh", "-c", _WAITING, f"/dev/fd/{waits}", *command),
+                env=environment,
+                process_group=0,
+                pass_fds=(waits,),
+            )
+            if self.shell.stdin is not None:
+                with contextlib.suppress(BrokenPipeError):  # somebody ended the shell
+                    self.shell.stdin.write(f"{child.pid}\n".encode())
+                    self.shell.stdin.flush()
+            os.write(goes, b"\n")
+        finally:
+            os.close(waits)
+            os.close(goes)
+        return child
 
 
 class _Signals:
@@ -115,7 +132,7 @@ def _once(job: SupervisedJob, count: int, signals: _Signals, say: Callable[[str]
         try:
             for process in range(count):
                 environment = _environment(job, address, count, process)
-                started.append(subprocess.Popen(job.command, env=environment, process_group=0, preexec_fn=guard.watch))
+                started.append(guard.start(job.command, environment))
                 say(f"process {process}: pid {started[-1].pid}")
             return _follow(job, started, signals, say)
         finally:

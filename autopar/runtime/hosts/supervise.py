@@ -22,7 +22,7 @@ _LOOK_S = 0.05
 #: A shell that reads numbers of process groups, and kills them when the process that writes them is gone.
 _GUARD = 'while read -r group; do groups="$groups -$group"; done; kill -s KILL -- $groups'
 #: A shell that becomes a command when it may, and ends where the process that would say so is gone.
-_WAITING = 'read -r _ < "$0" && exec "$@"'
+_HELD = 'read -r _ < "$0" && exec "$@"'
 
 
 @dataclass(frozen=True)
@@ -69,22 +69,22 @@ class _Guard:
         """A process in a group of its own, which ends with this one; its command begins once its group is known."""
         if shutil.which(command[0], path=environment.get("PATH")) is None:
             raise FileNotFoundError(f"there is no command {command[0]}")
-        waits, goes = os.pipe()
+        held, release = os.pipe()
         try:
             child = subprocess.Popen(
-                ("/bin/sh", "-c", _WAITING, f"/dev/fd/{waits}", *command),
+                ("/bin/sh", "-c", _HELD, f"/dev/fd/{held}", *command),
                 env=environment,
                 process_group=0,
-                pass_fds=(waits,),
+                pass_fds=(held,),
             )
             if self.shell.stdin is not None:
                 with contextlib.suppress(BrokenPipeError):  # somebody ended the shell
                     self.shell.stdin.write(f"{child.pid}\n".encode())
                     self.shell.stdin.flush()
-            os.write(goes, b"\n")
+            os.write(release, b"\n")
         finally:
-            os.close(waits)
-            os.close(goes)
+            os.close(held)
+            os.close(release)
         return child
 
 

@@ -282,6 +282,8 @@ class _Folding(Folding):
         if dim is None:
             return
         for source in self._origins(op.results[0].name):
+            if self.types[source].rank != op.results[0].type.rank:
+                continue
             taken, count = self._size(source, dim), op.results[0].type.shape[dim]
             along = self._map(op.results[0].name, dim, source, taken)
             if along is None or len(along[0]) != taken:

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tests.fuzz.check import assert_program, check
+from tests.fuzz.check import assert_program, check, check_program
+from tests.fuzz.generate import generate
 from tests.fuzz.support import argument, total, user_mesh
 
 PLANS = tuple((mesh, seed) for mesh in ((8,), (2, 4)) for seed in (1, 5, 12))
@@ -158,3 +159,10 @@ def test_a_sum_over_devices_is_added_after_a_factor_that_is_not_finite():
         inside = check(step, (args[0], args[1] % 8, args[2]), [((8,), 3), ((2, 4), 3)])
     assert [o.kind for o in outcomes] == ["ok", "ok", "unstable", "unstable"], outcomes
     assert inside.kind == "ok", inside
+
+
+def test_a_sum_of_parts_that_come_of_an_array_of_fewer_dims():
+    program = generate(3001, 54, "float64")
+    with jax.enable_x64(True):
+        outcome = check_program(program, [((2, 4), 54)])
+    assert outcome.kind == "ok", outcome

@@ -120,6 +120,8 @@ class CallSignature:
 
         Compiled objects of jax are called without static arguments.
         """
+        if not self.static_args:
+            return args, kwargs
         values = {where: static.value for where, static in self.static_args}
         positions = len(self.treedef.children()[0].children())
         left_out = [k for k in range(positions) if k in values]

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-_PARTS_OF_BYTES = ("int2", "int4", "uint2", "uint4", "float4_e2m1fn")
+from autopar._compat.dtypes import SUB_BYTE
+
 _BITS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}
 
 
@@ -38,7 +39,7 @@ def element_of(array: Any) -> Any:
     if element.dtype == bool:
         return element.astype(jnp.uint8)
     element = element.real if jnp.issubdtype(element.dtype, jnp.complexfloating) else element
-    if element.dtype.name in _PARTS_OF_BYTES:
+    if element.dtype.name in SUB_BYTE:
         element = element.astype(jnp.int8 if jnp.issubdtype(element.dtype, jnp.integer) else jnp.float32)
     return element if element.dtype.itemsize in _BITS else None
 

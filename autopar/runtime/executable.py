@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-#: Dtypes of which several elements share a byte.
-SUB_BYTE = ("int2", "int4", "uint2", "uint4", "float4_e2m1fn")
+from autopar._compat.dtypes import SUB_BYTE
 
 
 @dataclass(frozen=True, eq=False)

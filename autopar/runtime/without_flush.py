@@ -35,7 +35,7 @@ class PipelineStep(LoadedProgram, Protocol):
 
     @property
     def split_step(self) -> SplitStep:
-        """Which inputs and outputs are in pieces."""
+        """Inputs and outputs that are in pieces."""
         ...
 
     def inputs_of(self, leaves: Mapping[int, Any]) -> dict[int, Any]:

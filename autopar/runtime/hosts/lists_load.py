@@ -11,6 +11,7 @@ import jax
 import msgspec
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from autopar._compat.dtypes import SUB_BYTE
 from autopar._compat.world import World, world
 from autopar.frontend import Traced
 from autopar.ir.analysis import unread_inputs
@@ -19,7 +20,6 @@ from autopar.lower.pipeline.build import LoweredPipeline
 from autopar.lower.pipeline.ports import Port
 from autopar.lower.program import stage_devices
 from autopar.lower.split_layers import SplitStep
-from autopar.runtime.executable import SUB_BYTE
 from autopar.runtime.hosts.agree import Agreement
 from autopar.runtime.hosts.announced import Announced, Announcement
 from autopar.runtime.hosts.arrays import copied, put

@@ -4,14 +4,18 @@ Parameters are kept in float32 (the master copy) and cast to ``dtype`` where the
 ``dtype="float64"`` every floating leaf is float64. No example scales its loss for float16.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
-import optax
+
+if TYPE_CHECKING:
+    import optax
 
 ConfigT = TypeVar("ConfigT")
 Tree: TypeAlias = Any
@@ -166,6 +170,8 @@ def check_divides(**pairs: tuple[int, int]) -> None:
 
 def apply_optimizer(optimizer: optax.GradientTransformation, state: Mapping[str, Tree], grads: Tree) -> dict[str, Tree]:
     """One optimizer step on a state ``{"params", "opt_state", "step", ...}``; other entries are kept."""
+    import optax  # here, so that the perceptron with its own momentum needs no package beside autopar
+
     updates, opt_state = optimizer.update(grads, state["opt_state"], state["params"])
     params = optax.apply_updates(state["params"], updates)
     return {**state, "params": params, "opt_state": opt_state, "step": state["step"] + 1}

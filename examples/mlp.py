@@ -12,7 +12,6 @@ from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from ._common import TrainStep, Tree, dtypes, materialize, normal, resolve
 from ._run import main
@@ -71,7 +70,10 @@ def build(preset: str = "tiny", *, abstract: bool = False, **overrides: object) 
     if config.optimizer not in ("sgd", "adam"):
         raise ValueError(f"optimizer={config.optimizer!r}; known: sgd, adam")
     param_dtype, compute = dtypes(config.dtype)
-    adam = optax.adam(ADAM_RATE)
+    if config.optimizer == "adam":
+        import optax  # here, so that momentum needs no package beside autopar
+
+        adam = optax.adam(ADAM_RATE)
 
     def create() -> tuple[Tree, Tree]:
         keys = jax.random.split(jax.random.key(config.seed), config.layers + 2)

@@ -50,12 +50,12 @@ def command(
     quick: bool,
     quiet: bool,
 ) -> None:
-    """Measure the devices at hand and write a cluster file.
+    """Measure the devices of this machine and write a cluster file.
 
     Matrix products, memory, what starting an operator costs, and collectives are timed on all devices of this process
     at once, collectives in groups of several sizes; with --ray on one worker of each kind, and transfers between
     workers besides. The file holds what was fitted, with the date and the spread; plan with --cluster FILE. Without -o
-    this machine keeps it, and plans for the devices at hand use it.
+    this machine keeps it, and plans for its devices use it.
     """
     if output is None:
         if ray is not None:

@@ -17,7 +17,7 @@ from autopar.cli.plan import PAGES, chosen_cluster
 from autopar.cli.target import load, parse_target, user_code
 from autopar.cluster import Cluster
 from autopar.report.sections import Section
-from autopar.search.compare import COLUMNS, STANDARD, Budget, Comparison, Named, compare_problem
+from autopar.search.compare import STANDARD, Budget, Comparison, Named, compare_problem
 from autopar.search.degrees import all_degrees, degrees_text
 from autopar.search.files import load_problem
 
@@ -63,11 +63,11 @@ def command(
     """Rank search strategies on a function.
 
     Every strategy plans the function under the same budget; nothing is run. Shown are the predicted step time of its
-    plan, how much slower that is than the best, the spread over seeds, memory, and how long planning took. The JSON
-    has the best cost against time of every search. The function, its arguments and the cluster are given as to
-    `autopar plan`. With --degrees every degree of tensor, pipeline and data parallelism is planned with each ZeRO
-    stage; degrees that are given, as --tp 8, stay as they are. A file of `autopar.search.save_problem` (.json,
-    .json.gz) in place of FILE.py:FUNC needs no jax.
+    plan, how much slower that is than the best, the spread over seeds, memory, the price of a million tokens where
+    the cluster file has one, and how long planning took. The JSON has the best cost against time of every search. The
+    function, its arguments and the cluster are given as to `autopar plan`. With --degrees every degree of tensor,
+    pipeline and data parallelism is planned with each ZeRO stage; degrees that are given, as --tp 8, stay as they
+    are. A file of `autopar.search.save_problem` (.json, .json.gz) in place of FILE.py:FUNC needs no jax.
     """
     if output is not None:
         check_page(output)
@@ -130,7 +130,8 @@ def check_page(output: str) -> None:
 def show(comparison: Comparison, form: str, output: str | None) -> None:
     """Prints a comparison as text or as JSON, and writes it as a page to ``output`` unless that is None."""
     title = f"{comparison.program} on {comparison.cluster}"
-    section = Section(title, COLUMNS, comparison.rows(), (0, 2, 3, 4, 5, 6))
+    columns = comparison.columns()
+    section = Section(title, columns, comparison.rows(), (0, *range(2, len(columns) - 1)))
     if output is not None:
         write_file(output, import_module("autopar.report.page").tables_page(title, [section]))
     if form == "json":

@@ -22,8 +22,8 @@ _PLAN = click.Path(exists=True, dir_okay=False)
 def command(before: str, after: str, form: str) -> None:
     """Compare two plans.
 
-    Shows inputs that lie differently, step time, memory and communication. The exit code is 0 whether the plans differ
-    or not.
+    Shows arguments with another sharding, step time, memory and communication. The exit code is 0 whether the plans
+    differ or not.
     """
     difference = diff(Plan.load(before), Plan.load(after))
     if form == "json":

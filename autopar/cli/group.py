@@ -26,7 +26,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "solve": "Solve a problem of the contest's format.",
         "run": "Run a script in several processes, and again when one ends.",
         "verify": "Compile a plan with the XLA compiler of its devices and compare.",
-        "calibrate": "Measure the devices at hand and write a cluster file.",
+        "calibrate": "Measure the devices of this machine and write a cluster file.",
         "clusters": "List the clusters that come with autopar.",
         "schedules": "List pipeline schedules, or show one.",
         "strategies": "List the search strategies.",

@@ -93,7 +93,7 @@ pipeline_options: Option = options(
     click.option(
         "--offload",
         type=click.Choice(["none", "auto", "layers", "update"]),
-        help="Whether state and stacks of layers may lie in host memory, or either must.  [default: none]",
+        help="What host memory holds: chosen (auto), stacks of layers, or state of the update.  [default: none]",
     ),
 )
 

@@ -160,7 +160,7 @@ def make_plan(function: Any, arguments: tuple[Any, ...], request: PlanRequest, s
 
 
 def decorated(function: Any, request: PlanRequest) -> ParallelFunction[..., Any]:
-    """The function with the options that were given."""
+    """The function, decorated with the options of the command line."""
     return parallelize_with(*options_of(function, request))
 
 

@@ -6,6 +6,7 @@ part of a path that is longer than the width by itself is left whole.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
@@ -23,12 +24,12 @@ _FIXED: Final = "\N{NO-BREAK SPACE}"
 
 
 def columns() -> int:
-    """Columns of the terminal that standard output is, `USUAL_COLUMNS` where it is none."""
+    """Columns of the terminal that standard output is, elsewhere those of COLUMNS or `USUAL_COLUMNS`."""
     try:
         is_terminal = sys.stdout.isatty()
     except (AttributeError, ValueError):
         is_terminal = False
-    if not is_terminal:
+    if not is_terminal and not os.environ.get("COLUMNS", "").isdigit():
         return USUAL_COLUMNS
     return max(LEAST_COLUMNS, shutil.get_terminal_size((USUAL_COLUMNS, 24)).columns)
 

@@ -44,7 +44,7 @@ def axis_rules(c: PlanContent, names: Mapping[str, Sequence[str | None]] | None,
             known, first = rules.setdefault(label, (axes, path))
             if known != axes:
                 raise PlanMismatchError(
-                    f"dims called {label!r} are split otherwise: over {'+'.join(known) or 'nothing'} in {first}, over "
+                    f"dims called {label!r} have two splits: over {'+'.join(known) or 'nothing'} in {first}, over "
                     f"{'+'.join(axes) or 'nothing'} in {path}",
                     cause="a plan decides for each tensor; rules decide for each name",
                     remedy="different names for the two, or constraints= that make them the same",

@@ -28,7 +28,12 @@ ALTERNATIVE_HEADER = ("plan", "step time", "times this plan's", "peak memory", "
 
 #: Columns and note of the table of options that the search compared.
 CONSIDERED_HEADER = ("option", "estimate", "estimated memory", "note")
-CONSIDERED_NOTE = "Estimates add up operators and messages, before the search prices what overlaps."
+CONSIDERED_NOTE = (
+    "Estimates are those of the search, which adds up operators and messages. The plan's own figures also count what "
+    "overlaps and what its programs hold."
+)
+#: Says why a choice may cost more than its runner-up.
+CHEAPER_ALONE = "cheaper alone: the search also counts the memory limit and what overlaps"
 
 #: Parts of the busy time of a stage, in the order in which they are shown.
 TIME_PARTS = ("computing", "exposed communication", "host transfers")
@@ -381,7 +386,8 @@ def _choice_text(k: Choice, details: Details) -> str:
     lines += [f"  choice:     {k.choice}", f"  cost:       {seconds_text(k.cost)}"]
     if k.runner_up:
         lines.append(f"  runner-up:  {k.runner_up}")
-        lines.append(f"  its cost:   {seconds_text(k.runner_up_cost)} (everything else as it is)")
+        why = f"; {CHEAPER_ALONE}" if k.runner_up_cost is not None and k.runner_up_cost < k.cost else ""
+        lines.append(f"  its cost:   {seconds_text(k.runner_up_cost)} (everything else as it is{why})")
     else:
         lines.append("  runner-up:  none; nothing else is possible here")
     if k.members:

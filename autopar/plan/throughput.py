@@ -59,10 +59,10 @@ class Throughput:
         return None if self.dollars_per_hour is None else self.dollars_per_hour * self.step_time / _HOUR_S
 
     @property
-    def dollars_per_million_tokens(self) -> float | None:
-        """Price of a million tokens; None without a price or tokens."""
-        step = self.dollars_per_step
-        return None if step is None or not self.tokens else step / self.tokens * 1e6
+    def dollars_per_million(self) -> float | None:
+        """Price of a million tokens, of a million examples without tokens; None without a price or either."""
+        step, count = self.dollars_per_step, self.tokens or self.examples
+        return None if step is None or not count else step / count * 1e6
 
 
 def throughput(c: PlanContent) -> Throughput:
@@ -100,8 +100,8 @@ def throughput_text(t: Throughput) -> str:
         parts.append(f"model FLOPs utilization {t.utilization:.{1 if t.utilization >= 0.001 else 3}%}")
     if t.dollars_per_hour is not None:
         parts.append(f"${t.dollars_per_hour:,.2f} an hour")
-        if (price := t.dollars_per_million_tokens) is not None:
-            parts.append(f"${price:.3g} a million tokens")
+        if (price := t.dollars_per_million) is not None:
+            parts.append(f"${price:.3g} a million {'tokens' if t.tokens else 'examples'}")
     return ", ".join(parts)
 
 

@@ -104,6 +104,8 @@ def plan_words(c: PlanContent) -> str:
         said.append(f"pipeline of {len(c.stages)} stages ({c.schedule}, {c.num_microbatches} microbatches)")
     said += _of_axes(c, axes)
     said += _of_parameters(c, axes)
+    if said and (groups := _repeated(c)) > 1:
+        said.append(f"repeated on {groups} groups of devices")
     if c.num_microbatches > 1 and len(c.stages) == 1:
         said.append(f"gradients accumulated over {c.num_microbatches} microbatches")
     if any(s.form.remat != "none" for s in c.stages):
@@ -229,6 +231,16 @@ def _of_axes(c: PlanContent, stages: Sequence[_StageAxes]) -> list[str]:
     return said
 
 
+def _repeated(c: PlanContent) -> int:
+    """The number of groups of devices that compute the same: the size of the axes that no product and no argument of a
+    stage is split by, the least of all stages.
+    """
+    split: dict[int, set[str]] = {n: {r.axis for r in s.axis_roles} for n, s in enumerate(c.stages)}
+    for i in c.inputs:
+        split[i.stage].update(Layout.parse(i.layout).axes)
+    return min(math.prod(n for a, n in s.mesh_axes if a not in split[k]) for k, s in enumerate(c.stages))
+
+
 def _matrices(c: PlanContent, stages: Sequence[_StageAxes]) -> str:
     """The dims of matrices that are split: `` by columns and rows (Megatron)`` where some are split by one and some by
     the other; "" where no parameter is.
@@ -264,11 +276,13 @@ class _Split:
         num_parts: the number; 1 where most of it is whole.
         share: part of the state that has it.
         copies: of each part.
+        is_all: whether a device holds no more, or little more, than if all of the state had it.
     """
 
     num_parts: int
     share: float
     copies: int
+    is_all: bool = True
 
     @staticmethod
     def of(records: Iterable[InputRecord], stages: Sequence[_StageAxes]) -> _Split:
@@ -282,16 +296,18 @@ class _Split:
         if not total or 2 * whole >= total:
             return _Split(1, 1.0, 1)
         (num_parts, copies), most = max(parts.items(), key=lambda item: (item[0][0] > 1, item[1], item[0]))
-        return _Split(num_parts, most / total, copies)
+        held = sum(n / count for (count, _), n in parts.items())
+        is_all = total / num_parts >= _ALL_FROM * held
+        return _Split(num_parts, most / total, copies, is_all)
 
     @property
-    def as_split(self) -> tuple[int, int]:
-        """Number of parts, and copies of each."""
-        return self.num_parts, self.copies
+    def as_split(self) -> tuple[int, int, bool]:
+        """Number of parts, copies of each, and whether a device holds no more than that."""
+        return self.num_parts, self.copies, self.is_all
 
     def text(self, state: str) -> str:
         """``parameters split 8 ways``, with copies and the share that is split so."""
-        most = f"{self.share:.0%} of " if self.share < _ALL_FROM else ""
+        most = "" if self.is_all and self.share >= _ALL_FROM else f"{min(self.share, 0.99):.0%} of "
         copies = f" in {self.copies} copies" if self.copies > 1 else ""
         return f"{most}{state} split {self.num_parts} ways{copies}"
 

@@ -43,7 +43,13 @@ class Figure:
 
 @dataclass(frozen=True)
 class Pair:
-    """Something that the plans say differently; None where a plan does not have it."""
+    """A fact or an argument that differs between two plans.
+
+    Args:
+        name: of the fact, or path of the argument.
+        before: text of the first plan; None where it has no such entry.
+        after: likewise of the second plan.
+    """
 
     name: str
     before: str | None
@@ -75,7 +81,7 @@ class PlanDiff:
             Section("facts that differ", ("fact", *columns), tuple(_row(p) for p in self.facts)),
             Section("figures", ("figure", *columns, "change"), tuple(f.row() for f in self.figures), (1, 2, 3)),
             Section(
-                f"inputs that lie differently ({len(self.inputs)} of {self.num_inputs})",
+                f"inputs sharded differently ({len(self.inputs)} of {self.num_inputs})",
                 ("argument", *columns),
                 tuple(_row(p) for p in self.inputs),
             ),
@@ -97,8 +103,8 @@ def diff(before: Plan, after: Plan) -> PlanDiff:
         figures=(
             Figure("step time", a.step_time, b.step_time, "s"),
             Figure("peak memory", a.peak_memory, b.peak_memory, "bytes"),
-            *_figures(_memory(a), _memory(b), "bytes", keep_zero=False),
-            *_figures(_communication(a), _communication(b), "s", keep_zero=False),
+            *_figures(_memory(a), _memory(b), "bytes"),
+            *_figures(_communication(a), _communication(b), "s"),
         ),
         inputs=_pairs(lay_a, lay_b),
         num_inputs=len(paths),
@@ -110,9 +116,9 @@ def _pairs(a: Mapping[str, str], b: Mapping[str, str]) -> tuple[Pair, ...]:
     return tuple(Pair(n, a.get(n), b.get(n)) for n in names if a.get(n) != b.get(n))
 
 
-def _figures(a: Mapping[str, float], b: Mapping[str, float], unit: str, *, keep_zero: bool) -> tuple[Figure, ...]:
+def _figures(a: Mapping[str, float], b: Mapping[str, float], unit: str) -> tuple[Figure, ...]:
     figures = (Figure(n, a.get(n, 0.0), b.get(n, 0.0), unit) for n in dict.fromkeys([*a, *b]))
-    return tuple(f for f in figures if keep_zero or f.before or f.after)
+    return tuple(f for f in figures if f.before or f.after)
 
 
 def _facts(c: PlanContent) -> dict[str, str]:

@@ -14,6 +14,7 @@ from autopar.plan.groups import input_groups
 from autopar.plan.text import (
     AGAINST,
     ALTERNATIVE_HEADER,
+    CHEAPER_ALONE,
     CONSIDERED_HEADER,
     CONSIDERED_NOTE,
     alternative_rows,
@@ -161,7 +162,7 @@ def considered(c: PlanContent, limit: int) -> Section:
     all_rows = [
         (
             o.name,
-            seconds_text(o.step_time) if o.step_time is not None else "not possible",
+            seconds_text(o.step_time),
             "-" if o.peak_memory is None else bytes_text(o.peak_memory),
             o.note,
         )
@@ -208,11 +209,13 @@ def expensive_choices(c: PlanContent, limit: int, details: Details = NO_DETAILS)
         for k in ordered
     ]
     rows, left_out = _cut(all_rows, limit)
+    cheaper = any(k.runner_up_cost is not None and k.runner_up_cost < k.cost for k in ordered[: len(rows)])
     return Section(
         "most expensive choices",
         ("for", "choice", "cost", "runner-up", "its cost", "followers", *(("line", "computes") if known else ())),
         rows,
         (2, 4, 5),
         left_out,
-        "The cost of a runner-up is with everything else as it is.",
+        "The cost of a runner-up is with everything else as it is."
+        + (f" Some are {CHEAPER_ALONE}." if cheaper else ""),
     )

@@ -12,6 +12,7 @@ from autopar.errors import AutoparError
 from autopar.plan import Plan
 from autopar.plan.columns import table
 from autopar.plan.text import bytes_text, gap_text, seconds_text
+from autopar.plan.throughput import throughput
 from autopar.search.job import Solving
 from autopar.search.outcome import within_reach
 from autopar.search.problem import Problem
@@ -90,6 +91,8 @@ class Standing:
         step_times: predicted seconds a step of each seed's plan, rising.
         objective: seconds that the best of them minimized.
         peak_memory: bytes a device of the best.
+        dollars: price of a million tokens of the best, of a million examples where the batch has no tokens; None where
+            the cluster has no price.
         seconds: median seconds of planning.
         ratio: step time of the best over that of the first place.
         note: gap to the lower bound, or why there is no plan.
@@ -100,6 +103,7 @@ class Standing:
     step_times: tuple[float, ...]
     objective: float | None
     peak_memory: int | None
+    dollars: float | None
     seconds: float
     ratio: float | None
     note: str
@@ -154,7 +158,7 @@ class Comparison:
         plans = sorted((t.plan for t in trials if t.plan is not None), key=lambda p: p.step_time)
         seconds = statistics.median(t.seconds for t in trials)
         if not plans:
-            return Standing(name, None, (), None, None, seconds, None, trials[0].failure)
+            return Standing(name, None, (), None, None, None, seconds, None, trials[0].failure)
         gap = plans[0].search.gap
         return Standing(
             name,
@@ -162,13 +166,16 @@ class Comparison:
             tuple(p.step_time for p in plans),
             plans[0].search.objective,
             plans[0].peak_memory,
+            throughput(plans[0].content).dollars_per_million,
             seconds,
             None,
             "" if gap is None or plans[0].search.strategy != "alpa" else gap_text(gap),
         )
 
     def rows(self) -> tuple[tuple[str, ...], ...]:
-        """The ranking as text, a row for each strategy, in the columns of `COLUMNS`."""
+        """The ranking as text, a row for each strategy, under the headers of `columns`."""
+        ranking = self.ranking()
+        priced = len(self.columns()) > len(_BEFORE_PRICE) + len(_AFTER_PRICE)
         return tuple(
             (
                 "-" if s.place is None else str(s.place),
@@ -177,11 +184,21 @@ class Comparison:
                 "-" if s.ratio is None else f"{s.ratio:.3f}",
                 f"{s.spread:.1%}" if len(s.step_times) > 1 else "-",
                 "-" if s.peak_memory is None else bytes_text(s.peak_memory),
+                *(("-" if s.dollars is None else f"${s.dollars:.3g}",) if priced else ()),
                 seconds_text(s.seconds),
                 s.note,
             )
-            for s in self.ranking()
+            for s in ranking
         )
+
+    def columns(self) -> tuple[str, ...]:
+        """Headers of `rows`; with a price where the cluster has one."""
+        plans = [t.plan for t in self.trials if t.plan is not None]
+        rates = [throughput(p.content) for p in plans]
+        if all(r.dollars_per_million is None for r in rates):
+            return (*_BEFORE_PRICE, *_AFTER_PRICE)
+        unit = "tokens" if any(r.tokens for r in rates) else "examples"
+        return (*_BEFORE_PRICE, f"a million {unit}", *_AFTER_PRICE)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON, with the anytime curve of every search."""
@@ -199,6 +216,7 @@ class Comparison:
                     "ratio": s.ratio,
                     "objective_s": s.objective,
                     "peak_memory_bytes": s.peak_memory,
+                    "dollars_per_million": s.dollars,
                     "planning_s": s.seconds,
                     "note": s.note,
                 }
@@ -218,11 +236,12 @@ class Comparison:
         }
 
     def __str__(self) -> str:
-        return f"{self.program} on {self.cluster}\n{table(COLUMNS, self.rows())}"
+        return f"{self.program} on {self.cluster}\n{table(self.columns(), self.rows())}"
 
 
-#: Headers of `Comparison.rows`.
-COLUMNS = ("place", "strategy", "step time", "to best", "spread", "peak memory", "planning", "note")
+#: Headers of `Comparison.rows`, before and behind that of the price.
+_BEFORE_PRICE = ("place", "strategy", "step time", "to best", "spread", "peak memory")
+_AFTER_PRICE = ("planning", "note")
 
 
 #: A strategy by its registered name, or as (name that the table shows, strategy).

@@ -52,7 +52,7 @@ def test_names_of_their_own():
 @pytest.mark.parametrize(
     ("layouts", "names", "message"),
     [
-        ({"state.params['down']": "[.,model]"}, NAMES, "dims called 'mlp' are split otherwise"),
+        ({"state.params['down']": "[.,model]"}, NAMES, "dims called 'mlp' have two splits"),
         ({}, {"['x']": (None, None)}, "dim 0 of batch.* has no logical name"),
         ({}, {"['x']": ("batch",)}, "has 2 dims; 1 names"),
         ({}, {"['y']": ("batch", None)}, "no argument"),

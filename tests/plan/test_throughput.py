@@ -46,7 +46,7 @@ def test_utilization_and_dollars_by_hand() -> None:
     t = throughput(c)
     assert t.utilization == pytest.approx((1.0 + 0.5) / 2.0)
     assert t.dollars_per_hour == 32.0
-    assert t.dollars_per_million_tokens == pytest.approx(32.0 * 2 / 3600 / 1000 * 1e6)
+    assert t.dollars_per_million == pytest.approx(32.0 * 2 / 3600 / 1000 * 1e6)
     assert throughput_text(t) == (
         "500 tokens/s, 5 examples/s, model FLOPs utilization 75.0%, $32.00 an hour, $17.8 a million tokens"
     )

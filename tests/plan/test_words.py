@@ -33,17 +33,18 @@ def content(batch="[x,.]", weights="[.,.]", state="[.,.]", table="[.,.]", stages
 @pytest.mark.parametrize(
     ("of_plan", "words"),
     [
-        ({}, "4-way data parallel"),
+        ({}, "4-way data parallel, repeated on 2 groups of devices"),
         ({"batch": "[.,.]"}, "arguments whole on every device"),
         ({"batch": "[x+y,.]", "state": "[x+y,.]"}, "8-way data parallel, optimizer state split 8 ways (ZeRO-1 and 2)"),
         (
             {"state": "[.,x]", "accumulation_bytes": 100, "memory": Memory(parameters=400), "microbatches": 2},
             "4-way data parallel, optimizer state split 4 ways in 2 copies (ZeRO-2), "
-            "gradients accumulated over 2 microbatches",
+            "repeated on 2 groups of devices, gradients accumulated over 2 microbatches",
         ),
         (
             {"weights": "[x,.]", "state": "[x,.]"},
-            "4-way data parallel, 75% of parameters, gradients and optimizer state split 4 ways in 2 copies (ZeRO-3)",
+            "4-way data parallel, 75% of parameters and gradients split 4 ways in 2 copies (ZeRO-3), "
+            "optimizer state split 4 ways in 2 copies, repeated on 2 groups of devices",
         ),
         (
             {"weights": "[.,y]", "table": "[y,.]"},
@@ -52,13 +53,23 @@ def content(batch="[x,.]", weights="[.,.]", state="[.,.]", table="[.,.]", stages
         ({"batch": "[x,y]"}, "4-way data parallel, 2-way context parallel"),
         (
             {"stages": 3, "microbatches": 4, "form": StepForm(remat="full")},
-            "pipeline of 3 stages (1f1b, 4 microbatches), 4-way data parallel, full recomputation",
+            "pipeline of 3 stages (1f1b, 4 microbatches), 4-way data parallel, repeated on 2 groups of devices, "
+            "full recomputation",
         ),
     ],
     ids=lambda v: "" if isinstance(v, dict) else v,
 )
 def test_words(of_plan, words):
     assert plan_words(content(**of_plan)) == words
+
+
+def test_few_parameters_that_are_whole_are_most_of_what_a_device_holds():
+    """In eight parts the others take an eighth of their bytes: 4% that are whole are a quarter of the memory."""
+    c = content(batch="[x+y,.]", weights="[x+y,.]", state="[x+y,.]")
+    narrow = [msgspec.structs.replace(i, type="f32[512,1]") if "embedding" in i.path else i for i in c.inputs]
+    words = plan_words(msgspec.structs.replace(c, inputs=tuple(narrow)))
+    assert "96% of parameters and gradients split 8 ways (ZeRO-3)" in words
+    assert ", optimizer state split 8 ways" in words
 
 
 def test_the_batch_is_first_and_optimizer_state_follows_its_parameter():

@@ -112,19 +112,19 @@ def planned(traced: Traced, options: ParallelOptions, module: StablehloModule) -
     return dataclasses.replace(plan, content=replace(content, notes=(*module.notes, *content.notes)))
 
 
-def compile_annotated(annotated: Annotated, devices: Sequence[Any] | None = None) -> Verification:
-    """Compiles an annotated module with XLA for devices of this process and compares its collectives with the plan's.
+def compile_annotated(annotated: Annotated) -> Verification:
+    """Compiles an annotated module with XLA for the first devices of this process, as many as the plan has, and
+    compares its collectives with the plan's.
 
     Args:
         annotated: from `annotate`.
-        devices: as many as the plan has; None takes the first ones of this process.
 
     Raises:
         ClusterError: there are fewer devices.
     """
     plan = annotated.plan
     count = len(plan.stages[0].devices)
-    here = list(jax.devices() if devices is None else devices)
+    here = jax.devices()
     if len(here) < count:
         raise ClusterError(
             f"the plan has {count} devices, and this process {len(here)}",

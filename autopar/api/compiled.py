@@ -164,7 +164,7 @@ class Compiled(CallInfo):
         return self.local.executable.cost_analysis()
 
     def as_text(self) -> str:
-        """Optimized HLO of the stage program."""
+        """Text of the HLO that XLA optimized, of the stage program."""
         return str(self.local.executable.as_text())
 
     def memory_analysis(self) -> Any:

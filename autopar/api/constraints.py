@@ -128,7 +128,7 @@ def void_notes(pins: Sequence[Pin], paths: Sequence[str]) -> dict[Pin, str]:
         last = [[p for p in pins[n:] if matches(p.pattern, path)][-1] for path in paths if matches(pin.pattern, path)]
         if pin not in last:
             by = ", ".join(dict.fromkeys(p.pattern for p in last))
-            why = f"later entries say otherwise of all that it matches ({by})"
+            why = f"later entries replace it for every array that it matches ({by})"
             notes[pin] = f"constraint {pin.pattern}: {pin.text} does nothing: {why}"
     return notes
 

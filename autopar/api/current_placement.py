@@ -53,7 +53,7 @@ class CurrentPlacement:
         """``plan`` with a note for each input that its type splits, but for those that ``pins`` say otherwise of."""
         said = [(p, "kept") for p in self.typed] + [(p, "not kept: no mesh splits it so") for p in self.lost]
         free = [(p, what) for p, what in said if not any(matches(other.pattern, p.pattern) for other in pins)]
-        notes = (f"{p.pattern} lies as {p.text} by its type: {what}" for p, what in free)
+        notes = (f"{p.pattern} has the split {p.text} by its type: {what}" for p, what in free)
         return replace(plan, content=msgspec.structs.replace(plan.content, notes=(*plan.content.notes, *notes)))
 
 

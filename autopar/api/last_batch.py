@@ -22,12 +22,12 @@ class LastBatch:
     warned: bool = False
 
     def counts(self, graph: Graph, asked: int, *, first: bool) -> list[int]:
-        """Numbers of microbatches that may be taken; the first of them is wanted.
+        """Numbers of microbatches to try for a batch, the preferred one first.
 
         Args:
-            graph: of the step.
+            graph: graph of the step, whose batch size counts.
             asked: the number that the user asked for.
-            first: whether no other batch was planned for before; then no other number is taken.
+            first: whether this is the first batch; then the number is ``asked`` and must divide it.
         """
         size = batch_size(graph)
         if first or size is None or size % asked == 0:

@@ -42,10 +42,10 @@ def many(options: ParallelOptions) -> World | None:
 
 
 def takes_one_stage(options: ParallelOptions, cluster: Cluster) -> bool:
-    """Whether a function whose number of stages is free is one stage: in several processes without slower links.
+    """Whether a function of several processes is planned as one stage though its number of stages is free.
 
-    Stages pay where a network is slower than the links inside a node. Figures of links between processes with CPUs are
-    assumed.
+    Stages pay where the network between nodes is slower than the links inside a node. CPUs always get one stage: the
+    speed of links between their processes is assumed, not measured.
     """
     on_cpus = all("cpu" in d.jax_kinds for d in cluster.device_types)
     return many(options) is not None and (on_cpus or not cluster.has_slower_network)

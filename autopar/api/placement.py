@@ -42,7 +42,7 @@ class _MadeModule:
 
     @property
     def paths(self) -> list[str]:
-        """Paths of the arrays."""
+        """Path in the result of each leaf that is an array, as ``.layers[0].kernel``."""
         return [jax.tree_util.keystr(path[1:]) for path, leaf in self.with_paths if _is_array(leaf)]
 
     def result(self, arrays: Sequence[Any]) -> Any:

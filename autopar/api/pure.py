@@ -239,7 +239,7 @@ class PureFunction:
         return step.form_of(plan), about(plan, traced)
 
     def searched(self, traced: Traced, limit_bytes: int | None) -> tuple[Problem, TracedStep]:
-        """The problem within ``limit_bytes`` a device, and the function in other forms."""
+        """The planning problem with ``limit_bytes`` a device, and the traced step that planner techniques rewrite."""
         return self._whole_problem(traced, limit_bytes), self._step(traced, self.options.cluster or Cluster.local())
 
     def _step(self, traced: Traced, cluster: Cluster, split_step: SplitStep | None = None) -> TracedStep:

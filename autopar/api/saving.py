@@ -42,8 +42,8 @@ class Saving:
         if wrong:
             raise CheckpointError(
                 f"{wrong[0]} is not an array of this process",
-                cause="it lies on workers of Ray, or is not an array",
-                remedy="autopar.Checkpoints saves what lies on Ray; leave out other leaves",
+                cause="it is on Ray workers, or is not an array",
+                remedy="autopar.Checkpoints saves arrays on Ray workers; leave out other leaves",
             )
         processes = world()
         if processes is not None:

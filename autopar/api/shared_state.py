@@ -64,7 +64,7 @@ class SharedState:
         return self.plan.num_stages > 1
 
     def constraints(self, traced: Traced) -> tuple[Constraint, ...]:
-        """Layouts of the arguments of a step that are those of the other, whose plan has one stage.
+        """Constraints that give shared arguments the layout of the function of ``like=``, whose plan has one stage.
 
         Raises:
             AutoparError: no argument is the same.
@@ -83,7 +83,7 @@ class SharedState:
             raise AutoparError(
                 f"like={self.name}: its plan has the {groups} groups of a stack of layers on {self.plan.num_stages} "
                 f"stages, and {traced.graph.name} loops over {layers or 'no'} layers",
-                cause="a stack lies layer by layer on the stages; a step that takes it whole has no place there",
+                cause="layers of a stack are on different stages; no stage has the whole stack that this step takes",
                 remedy="loop over the layers by jax.lax.scan, or leave out like=, which moves the state at every call",
             )
         return split_layers(traced, groups)
@@ -130,7 +130,7 @@ class SharedState:
         count = self.plan.num_stages
         if isinstance(cluster, RayCluster):
             raise AutoparError(
-                f"like={self.name}: its plan has {count} stages, whose state lies on workers",
+                f"like={self.name}: its plan has {count} stages, whose state is on Ray workers",
                 cause="a second function takes its own layout of the state there",
                 remedy="leave out like=: the workers bring the layouts together at every call",
             )
@@ -149,7 +149,7 @@ class SharedState:
                 if first <= group * total // groups < behind:
                     return number
         raise AutoparError(
-            f"like={self.name}: its plan does not say on which stage each layer lies",
+            f"like={self.name}: its plan does not give the stage of each layer",
             cause="it was saved by an older autopar",
             remedy="plan again",
         )

@@ -11,7 +11,6 @@ from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.extend.core import Literal as JaxLiteral
 
-from autopar._compat.primitives import bind
 from autopar._compat.source import is_computed_again, pass_of
 from autopar.ir.phases import RECOMPUTED, phase_of_marks
 
@@ -63,7 +62,10 @@ def bind_equation(eqn: JaxprEqn, values: Sequence[Any], changed: Mapping[str, An
         values: its operands.
         changed: parameters that are other ones; those that it does not have are left out.
     """
-    return bind(eqn.primitive, {**eqn.params, **{k: v for k, v in changed.items() if k in eqn.params}}, values)
+    primitive: Any = eqn.primitive
+    given = {**eqn.params, **{k: v for k, v in changed.items() if k in eqn.params}}
+    results = primitive.bind(*values, **primitive.get_bind_params(given))
+    return list(results) if primitive.multiple_results else [results]
 
 
 def place_of(eqn: JaxprEqn) -> AbstractContextManager[Any]:
@@ -85,9 +87,9 @@ def marks_of_equation(eqn: JaxprEqn, in_remat: bool = False) -> tuple[str, ...]:
     return (made_in, *again) if made_in else again
 
 
-def phase_of_equation(eqn: JaxprEqn, enclosing: str = "update", in_remat: bool = False) -> str:
+def phase_of_equation(eqn: JaxprEqn, enclosing: str = "update") -> str:
     """The part of a step that an equation belongs to; see `autopar.ir.phases.phase_of`."""
-    return phase_of_marks(marks_of_equation(eqn, in_remat), enclosing)
+    return phase_of_marks(marks_of_equation(eqn), enclosing)
 
 
 def holds_passes(eqn: JaxprEqn) -> bool:

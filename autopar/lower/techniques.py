@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 
-from msgspec import structs
-
 from autopar.errors import InfeasiblePlanError
 from autopar.frontend import Traced
 from autopar.lower.blockwise import blockwise_bound
@@ -37,9 +35,7 @@ class Technique:
     wants: str
 
 
-def in_form(
-    traced: Traced, form: StepForm, techniques: Sequence[Technique], held: Set[str] = frozenset()
-) -> tuple[Traced, StepForm]:
+def in_form(traced: Traced, form: StepForm, techniques: Sequence[Technique], held: Set[str] = frozenset()) -> Traced:
     """A step with those of some techniques that a form has.
 
     Args:
@@ -47,8 +43,6 @@ def in_form(
         form: with the ends of layers, where something is recomputed.
         techniques: in order.
         held: ids of operators whose results are held whatever is recomputed.
-
-    Returns it, and the form without those techniques that leave its graph as it was.
 
     Raises:
         InfeasiblePlanError: a technique has nothing to change.
@@ -65,10 +59,7 @@ def in_form(
                 cause=f"there is no {technique.wants}",
                 remedy="plan again: the function, or what is applied before, changed it",
             )
-        if traced.graph == before.graph:
-            traced = before
-            form = structs.replace(form, **{technique.field: getattr(plain, technique.field)})
-    return traced, form
+    return traced
 
 
 def _in_blocks(traced: Traced, form: StepForm, held: Set[str]) -> Traced:

@@ -3,7 +3,7 @@
 `select` says what of each layer is held and what is recomputed, `recomputed` rewrites a graph accordingly.
 Levels: "none"; "full": only what enters a layer is held (Chen et al., 2016); "selective": the fewest bytes with which
 no matrix product, nor another operator that is dear, has to be repeated (in the spirit of Korthikanti et al., MLSys'23,
-section 5; `autopar.recompute.cut` has the formula).
+section 5; `autopar.recompute.select.cheapest_saved` has the formula).
 """
 
 from autopar.recompute.levels import LEVELS, Level

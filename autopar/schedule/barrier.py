@@ -7,7 +7,8 @@ from autopar.schedule.table import Table, Task, marked_text
 
 
 def check_barrier(table: Table) -> None:
-    """Raises ScheduleError, with the first cell that is too early, unless ``table`` has such a moment.
+    """Raises ScheduleError unless every worker ends its forward passes before its other tasks; it names the first task
+    that is too early.
 
     Args:
         table: a table that `autopar.schedule.check_table` accepts.

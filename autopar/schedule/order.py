@@ -19,13 +19,13 @@ from autopar.schedule.instructions import Free, Instruction, Recv, Run, Send, bl
 
 @dataclass(frozen=True)
 class Launch:
-    """Instructions that are carried out at once: one of a worker, or values that a worker sends to another together.
+    """One step of the common order: an instruction of one worker, or SENDs of a worker with the RECVs of another.
 
     Args:
-        worker: that carries it out, or sends.
-        at: indices in its list; several only of SENDs.
-        target: worker that receives; None where nothing is sent.
-        target_at: indices of the RECVs in its list.
+        worker: the worker that runs the instruction, or sends.
+        at: indices in that worker's list; several only for SENDs.
+        target: the worker that receives; None where nothing is sent.
+        target_at: indices of the RECVs in the receiver's list.
     """
 
     worker: int

@@ -111,7 +111,7 @@ class _CallLists:
                     self.there[s].add(Buffer(value.name))
 
     def call_window(self) -> Window:
-        """The lists of a call."""
+        """The instructions of every worker for one call: a batch of microbatches."""
         batch = tuple(frozenset(self._batch_buffers(s)) for s in range(self.stages))
         for s in range(self.stages):
             self.there[s] |= batch[s]

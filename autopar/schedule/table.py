@@ -147,7 +147,7 @@ class Table:
         return tuple(needed)
 
     def contribution(self, task: Task) -> int:
-        """The number of what a task contributes to accumulators, among the contributions of all microbatches."""
+        """Index of the task's gradient among all that its stage adds up: microbatch times slices, plus slice."""
         return task.microbatch * self.num_slices + task.slice
 
     @cached_property

@@ -31,7 +31,7 @@ def steady(table: Table, dataflow: Dataflow, durations: Durations) -> Timeline:
     fill = 2 * stages
     program = build(get(table.name).table(stages, fill + m + 2 * stages), dataflow)
     versions = VersionMap(table.name, stages, m)
-    whole = run(program, _paced(table, dataflow, durations, versions.update_every))
+    whole = run(program, _paced(dataflow, durations, versions.update_every))
     begins = {e.microbatch: e.start_s for e in whole.computing(0) if e.kind == "forward"}
     start_s, period_s = begins[fill], begins[fill + m] - begins[fill]
     inside = (e for e in whole.events if fill <= e.microbatch < fill + m)
@@ -39,7 +39,7 @@ def steady(table: Table, dataflow: Dataflow, durations: Durations) -> Timeline:
     return Timeline(table.num_workers, tuple(sorted(events)))
 
 
-def _paced(table: Table, dataflow: Dataflow, durations: Durations, every: int) -> Durations:
+def _paced(dataflow: Dataflow, durations: Durations, every: int) -> Durations:
     """Updates as a part of backward passes."""
     work_s = dict(durations.work_s)
     for spec in dataflow.works:

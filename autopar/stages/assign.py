@@ -87,7 +87,7 @@ def assign(
         microbatching = analyze_with_barrier(graph, microbatching.count, joins)
         body, backward, _ = loop_stages()
     body = _spread(graph, microbatching, body, len(ends))
-    update = _update_stages(graph, microbatching, body, len(ends))
+    update = _update_stages(graph, microbatching, body)
     inputs = _input_stages(graph, microbatching, body, update)
     return StageMap(len(ends), microbatching, body, update, inputs, frozenset(backward))
 
@@ -192,7 +192,7 @@ def _spread(
 
 
 def _update_stages(
-    graph: Graph, microbatching: Microbatching, body: Mapping[str, tuple[int, ...]], count: int
+    graph: Graph, microbatching: Microbatching, body: Mapping[str, tuple[int, ...]]
 ) -> dict[str, tuple[int, ...]]:
     """Stages of the operators after the loop."""
     stage_of: dict[str, tuple[int, ...]] = {}

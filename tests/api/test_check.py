@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 import autopar
-from autopar.api.numbers import difference
+from autopar.api.check import difference
 from autopar.sharding.factors import Factor, Rule
 from autopar.sharding.registry import register_rule, unregister_rule
 from tests.api.steps import CLUSTER, batch, params, sgd

@@ -158,7 +158,7 @@ def test_an_entry_that_later_ones_make_void_is_told():
     plan = autopar.parallelize(step, cluster=CLUSTER, constraints=pins).plan(*args())
     void = [n for n in plan.notes if "does nothing" in n]
     assert void == [
-        "constraint state/up/w: (0,) does nothing: later entries say otherwise of all that it matches (state/*/w)"
+        "constraint state/up/w: (0,) does nothing: later entries replace it for every array that it matches (state/*/w)"
     ]
     assert len([n for n in plan.notes if n.startswith("constraint ")]) == 4
     assert void[0] in plan.explain()

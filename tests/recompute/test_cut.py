@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from autopar.ir import Graph, Input, Operator, TensorType, Value
 from autopar.microbatch import analyze
 from autopar.recompute import select
-from autopar.recompute.cut import cheapest_saved
-from autopar.recompute.select import Phases
+from autopar.recompute.select import Phases, cheapest_saved
 from autopar.stages.layers import cluster
 from examples import mlp
 from tests.microbatch.running import traced

@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 
 import autopar
-from autopar.runtime.ray.beacon import Beacon, Monitor
-from autopar.runtime.ray.board import made_board, opened_board
+from autopar.runtime.ray.beacon import Beacon, Monitor, made_board, opened_board
 from autopar.runtime.ray.lines import MOST_BYTES, StepLines
 from autopar.runtime.ray.program import _cut, _piece
 from autopar.runtime.ray.served import packed, serve_steps, unpacked
@@ -200,7 +199,7 @@ def test_what_a_process_wrote_last_is_there_when_it_was_killed() -> None:
     board = made_board(2)
     assert board is not None
     code = (
-        "import sys, time; from autopar.runtime.ray.board import opened_board\n"
+        "import sys, time; from autopar.runtime.ray.beacon import opened_board\n"
         "board = opened_board(sys.argv[1]); board.write(1, 7, 3); print('done', flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", code, board.name], stdout=subprocess.PIPE) as worker:

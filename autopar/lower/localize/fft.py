@@ -9,8 +9,7 @@ from typing import Any
 from jax import lax
 from jax.extend.core import Primitive
 
-from autopar._compat.primitives import bind
-from autopar.lower.localize.base import LocalContext, Localizer
+from autopar.lower.localize.base import LocalContext, Localizer, bind
 
 
 def fft(primitive: Primitive, params: Mapping[str, Any], operands: list[Any], context: LocalContext) -> list[Any]:

@@ -8,8 +8,7 @@ from typing import Any
 
 from jax.extend.core import Primitive
 
-from autopar._compat.primitives import bind
-from autopar.lower.localize.base import LocalContext, Localizer
+from autopar.lower.localize.base import LocalContext, Localizer, bind
 from autopar.microbatch import AXIS
 
 

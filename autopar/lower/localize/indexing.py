@@ -19,8 +19,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import Primitive
 
-from autopar._compat.primitives import bind
-from autopar.lower.localize.base import LocalContext, Localizer
+from autopar.lower.localize.base import LocalContext, Localizer, bind
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Primitive
 
-from autopar._compat.primitives import bind
-from autopar.lower.localize.base import LocalContext, Localizer
+from autopar.lower.localize.base import LocalContext, Localizer, bind
 
 
 def ragged_dot_general(

@@ -17,8 +17,7 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.extend.random import threefry2x32_p
 
-from autopar._compat.primitives import bind
-from autopar.lower.localize.base import LocalContext, Localizer
+from autopar.lower.localize.base import LocalContext, Localizer, bind
 
 _LOW = 0xFFFFFFFF
 

@@ -71,7 +71,7 @@ def fact_of(op: Operator, types: Sequence[TensorType], known: Sequence[Fact | No
     if any(t.rank not in (0, result.rank) for t in types):
         return None
     aligned = [None if k is None else _widened(k, t, result) for k, t in zip(known, types, strict=True)]
-    return _affine(op, aligned, result) or _filled(op, types, aligned, result, tokens)
+    return _affine(op, aligned, result) or _filled(op, aligned, result, tokens)
 
 
 def _moved(op: Operator, type: TensorType, result: TensorType) -> dict[int, int] | None:
@@ -133,9 +133,7 @@ def _affine(op: Operator, known: Sequence[Fact | None], result: TensorType) -> F
     return None
 
 
-def _filled(
-    op: Operator, types: Sequence[TensorType], known: Sequence[Fact | None], result: TensorType, tokens: int
-) -> Fact | None:
+def _filled(op: Operator, known: Sequence[Fact | None], result: TensorType, tokens: int) -> Fact | None:
     """Masks: comparisons of positions, and what is done to them element by element."""
     long = [d for d, n in enumerate(result.shape) if n == tokens]
     fills: list[tuple[tuple[int, int], Fill]] = []

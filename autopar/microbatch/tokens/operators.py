@@ -79,7 +79,7 @@ def operator_slice(op: Operator, given: Given, transposed: set[str]) -> Operator
     places = _places(rule, given)
     if places is None:
         return None
-    roles = _roles(op, places, given, transposed)
+    roles = _roles(op, places, transposed)
     if roles is None:
         return None
     rows, keys, product = roles
@@ -154,7 +154,7 @@ def _places(rule: Rule, given: Given) -> list[tuple[int | None, int | None, Toke
 
 
 def _roles(
-    op: Operator, places: Sequence[tuple[int | None, int | None, TokenState]], given: Given, transposed: set[str]
+    op: Operator, places: Sequence[tuple[int | None, int | None, TokenState]], transposed: set[str]
 ) -> tuple[int, int | None, str] | None:
     """The factors that are rows and keys, and the product that made them as long as nothing said which are which."""
     pairs = sorted((p for p in places if p[2].is_pair), key=lambda p: bool(p[2].product))

@@ -26,12 +26,12 @@ _WORD = 4
 
 @dataclass(frozen=True)
 class Announced:
-    """A result.
+    """A small result that every process gets from the devices that computed it.
 
     Args:
-        number: of the output.
-        type: of the result.
-        lies: how it lies on the devices that have it.
+        number: index among the outputs of the step.
+        type: shape and dtype.
+        lies: sharding on the devices that computed it.
     """
 
     number: int

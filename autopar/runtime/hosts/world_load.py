@@ -143,7 +143,7 @@ def _grid(lowered: LoweredPipeline) -> Grid:
     """The grid of a pipeline's workers. OneProgramError where it cannot be one program."""
     table = lowered.table
     ports = [p for program in lowered.programs for p in (*program.reads, *program.results)]
-    reason = "something lies in host memory" if any(p.host for p in ports) else ""
+    reason = "the plan keeps values in host memory" if any(p.host for p in ports) else ""
     workers = []
     for worker in range(table.num_workers):
         device_sets = {lowered.devices(worker, s) for s in table.stages_of_worker(worker)}
@@ -322,7 +322,7 @@ def _joined(places: Sequence[_Place], meshes: Sequence[Mesh]) -> NamedSharding:
     if cut or (len(leaf.runs) > 1 and not leaf.is_direct):
         raise OneProgramError(
             "the pipeline cannot be one program in several processes: an array holds layers of several stages",
-            cause="stages hold different numbers of its layers, lie differently, or each worker has several of them",
+            cause="stages hold different numbers of its layers or shard them differently, or workers have several",
             remedy="stages of equally many layers and a schedule with one stage a worker, or a list of layers",
         )
     return leaf.sharding

@@ -343,7 +343,7 @@ class Driver(ArrayOwner):
             self.perform(None, self._copy)
 
     def copy(self, ids: Iterable[int]) -> None:
-        """With ``recover``, copies new arrays, which no call of the log makes."""
+        """Copies arrays to the driver if ``recover`` is set: replaying logged calls cannot make them again."""
         if self.options.recover:
             self.ledger.copies.update(self._fetch(ids))
 

@@ -12,12 +12,12 @@ from autopar.runtime.ray.source import Pipelined
 
 
 class Function:
-    """A function and its deployments.
+    """A decorated function on Ray workers: its plan and programs for each number of nodes.
 
     Args:
-        number: of the function, in its cluster.
-        deployment: for as many nodes as the cluster is meant to have.
-        replanner: makes deployments for fewer, as long as it is there; None where there is one deployment.
+        number: index of the function in its cluster.
+        deployment: plan and programs for all nodes of the cluster.
+        replanner: plans for fewer nodes when some are lost; None where the function has one deployment.
         platform: kind of the workers' devices.
         x64: whether 64-bit types are enabled.
         progress: told what is being done.

@@ -174,11 +174,11 @@ class WorkerHost:
                 self._one_step.notify_all()
 
     def settle(self, step: int, limit_s: float) -> bool:
-        """Returns when a step has ended, perhaps by an error, or the time is over; whether it has.
+        """Waits for the end of a step, by an error too. Returns whether it ended in time.
 
         Args:
-            step: its number.
-            limit_s: seconds to wait.
+            step: number of the step.
+            limit_s: most seconds to wait.
         """
         with self._one_step:
             return self._one_step.wait_for(lambda: self._last_step >= step, limit_s)

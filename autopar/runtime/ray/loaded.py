@@ -21,15 +21,15 @@ from autopar.schedule.ampnet import AmpFlow
 
 @dataclass(frozen=True, eq=False)
 class LoadedFunction:
-    """A function on one process.
+    """The compiled programs and the instructions of one worker process.
 
     Args:
-        programs: compiled, by work.
-        placements: how values lie that the programs read, or else make, by name.
-        instructions: of one step.
+        programs: compiled program of each work.
+        placements: sharding of each value that the programs read or make, by name.
+        instructions: the worker's list for one step.
         link: connections to the other workers.
         x64: whether 64-bit types are enabled.
-        amp: AMPNet and the number of its stage; None where the instructions are followed.
+        amp: data flow of AMPNet and the number of the stage, if passes run on arrival; else None.
     """
 
     programs: Mapping[Work, Ready]

@@ -85,7 +85,7 @@ class MeasuredWorkers:
     transport: str
 
     def links_of(self, kind: MeasuredKind) -> tuple[LinkSample, ...]:
-        """Transfers that workers of a kind took part in; all transfers where no pair with one of them was measured."""
+        """Measured transfers from or to a worker of this kind; all transfers if none of them was a round trip."""
         links_of_kind = tuple(s for s in self.links if not set(kind.workers).isdisjoint(s.workers))
         return links_of_kind if any(s.how == "bounce" for s in links_of_kind) else self.links
 

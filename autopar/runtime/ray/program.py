@@ -85,7 +85,7 @@ class RemoteProgram:
         )
 
     def match(self, leaves: Sequence[Any]) -> list[Any] | None:
-        """``leaves`` as the workers take them, if their shapes and dtypes are those of the program; else None."""
+        """Leaves for a step, see `place_all`; None where shapes or dtypes are not those that were compiled."""
         return self.place_all(leaves) if fits(leaves, self.entries) else None
 
     def place_all(self, leaves: Sequence[Any]) -> list[Any]:

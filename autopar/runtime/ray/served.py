@@ -28,13 +28,13 @@ _Host: TypeAlias = HostKeys | np.ndarray[Any, Any]
 
 
 class HostArray(msgspec.Struct, frozen=True, array_like=True):
-    """An array on the host as plain data.
+    """An array in the form in which a connection carries it.
 
     Args:
-        shape: of the array, or of the data of keys.
-        dtype: name of its dtype.
-        data: its elements.
-        key: name of the random number generator of keys; else empty.
+        shape: shape of the array; of random keys the shape of their integers.
+        dtype: name of the dtype, as "float32".
+        data: the elements in C order.
+        key: name of the generator ("threefry2x32") if the array holds random keys; else empty.
     """
 
     shape: tuple[int, ...]

@@ -85,7 +85,7 @@ class Pipelined:
     amp: AmpFlow | None = None
 
     def exported(self, platform: str) -> tuple[ExportedProgram, ...]:
-        """All programs as bytes; they write into what nobody uses again.
+        """All programs, serialized. Buffers that no later instruction reads are donated to them.
 
         Args:
             platform: jax's name of the workers' devices.

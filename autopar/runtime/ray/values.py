@@ -52,7 +52,7 @@ class ArrayOwner(ABC):
 
     @abstractmethod
     def has(self, id: int) -> bool:
-        """Whether an array is on workers."""
+        """Whether the array of a handle's number is still on workers; False once it was given up or lost."""
 
     @abstractmethod
     def read(self, folder: Path, leaves: Mapping[int, Leaf]) -> dict[int, RemoteArray]:

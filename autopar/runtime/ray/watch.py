@@ -18,13 +18,13 @@ _MISSED = 3
 
 
 class WorkerWatch:
-    """A thread that looks at the processes of a driver.
+    """A thread that logs worker processes that ended, fell silent or were told to end, and counts the others.
 
     Args:
         owner: the driver; the thread ends with it.
-        session: of the owner, its workers of now; None where there are none.
-        metrics: that are kept up to date.
-        every_s: seconds between two looks.
+        session: gives the owner's current session of workers, or None.
+        metrics: the gauges that the thread sets.
+        every_s: seconds between two checks.
     """
 
     def __init__(

@@ -62,7 +62,7 @@ class Offered:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all pieces."""
+        """Bytes of all pieces together."""
         return sum(math.prod(p.shape) for p in self.shards) * jnp.dtype(self.dtype).itemsize
 
 

@@ -48,10 +48,6 @@ class ProcessGroups:
         """Number of a process among those of its worker."""
         return process - self.members(self.workers[process]).start
 
-    def peers(self, process: int) -> tuple[int, ...]:
-        """The other processes of its worker."""
-        return tuple(p for p in self.members(self.workers[process]) if p != process)
-
 
 class GroupLink(ArrivalLink):
     """One process's part of its worker's connections.

@@ -30,12 +30,12 @@ def attention(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule:
         # Values from outside keep all keys: a block of them is cut out.
         keys = [t for t, k in enumerate(tensors) if spec.keys in k and (t in (1, 2) or t >= len(spec.operands))]
         places += [(t, tensors[t].index(spec.keys)) for t in keys]
-        travels = tuple(_travels(op, spec, operand_types))
+        travels = tuple(_travels(op, spec))
         loops.append(FactorPlaces(Factor(sizes[spec.rows], travels=travels), tuple(sorted(places))))
     return rule_of(loops, op, operand_types)
 
 
-def _travels(op: Operator, spec: AttentionSpec, types: tuple[TensorType, ...]) -> list[Travel]:
+def _travels(op: Operator, spec: AttentionSpec) -> list[Travel]:
     """Keys and values, and in the backward pass their gradients."""
     dims = {n: spec.operands[n].index(spec.keys) for n in (1, 2)}
     there = [Travel(n, dim) for n, dim in dims.items()]

@@ -2,8 +2,9 @@
 
 Rows of a covering array: every pair of values of two factors (model, schedule, workers, mesh, microbatches,
 recomputation, donation) is in some row. The leaves of a row after five steps are within 1e-10 of one device's.
-They equal those of the lists in one process to the bit, where that process has gloo too: XLA's own collectives add
-up in another order. ``python -m tests.runtime_hosts.models --processes 2`` carries the rows out, a line for each.
+They equal those of the lists in one process to the bit, where that process has gloo too (XLA's own collectives add
+up in another order) and plans for as many nodes: a mesh that spans two has another plan.
+``python -m tests.runtime_hosts.models --processes 2`` carries the rows out, a line for each.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ def found(rows: Sequence[Row], processes: int, limit_s: float = 1700.0) -> list[
     options: dict[str, Any] = {"programs": programs, "limit_s": limit_s}
     worlds = results(run("several", processes, devices=DEVICES // processes, parts=True, **options))
     assert all(world == worlds[0] for world in worlds), "processes differ"
-    (alone,) = results(run("several", 1, devices=DEVICES, gloo=True, parts=False, **options))
+    (alone,) = results(run("several", 1, devices=DEVICES, gloo=True, parts=False, nodes=processes, **options))
     outcomes = []
     for row, (name, _), one, other in zip(rows, programs, worlds[0], alone, strict=True):
         one, other = (one[0], other[0]) if name == "train" else (one, other)

@@ -81,7 +81,8 @@ def train(o: dict[str, Any]) -> Any:
         jitted = jax.jit(step)
         for _ in range(STEPS):
             plain, want = jitted(plain, *args[1:])
-    return [trained(step, args, (plain, want), case) for case in o["cases"]]
+    more = {"nodes": o["nodes"]} if "nodes" in o else {}
+    return [trained(step, args, (plain, want), case | more) for case in o["cases"]]
 
 
 def several(o: dict[str, Any]) -> Any:
@@ -98,11 +99,21 @@ def farthest(tree: Any, want: Any) -> float:
     return worst
 
 
+def in_nodes(count: int) -> autopar.Cluster:
+    """The devices of this process, planned for as those of ``count`` processes, whose links have other prices."""
+    cluster = autopar.Cluster.local(figures="list")
+    (group,) = cluster.groups
+    each = group.devices_per_node // count
+    return autopar.Cluster(cluster.name, (dataclasses.replace(group, count=count, devices_per_node=each),))
+
+
 def trained(step: Any, args: Any, want: Any, case: dict[str, Any]) -> dict[str, Any]:
     """Steps of a plan: options of `parallelize` as ``case``."""
     case = dict(case)
     if "manual" in case:
         case["search"] = autopar.search.Manual(**case.pop("manual"))
+    if "nodes" in case:
+        case["cluster"] = in_nodes(case.pop("nodes"))
     parallel = autopar.parallelize(step, **case)
     state, batch = args[0], args[1:]
     for _ in range(STEPS):
@@ -375,6 +386,8 @@ def without_flush(o: dict[str, Any]) -> Any:
     step, args = example(o["example"], o["sizes"])
     args = jax.tree.map(lambda x: np.asarray(x) if x.dtype.kind in "fiub" else x, args)
     options = {k: o[k] for k in ("num_stages", "num_microbatches", "schedule")}
+    if "nodes" in o:
+        options["cluster"] = in_nodes(o["nodes"])
     parallel = autopar.parallelize(step, search=autopar.search.Manual(**o["manual"]), **options)
     state, found = args[0], []
     for number in range(STEPS):

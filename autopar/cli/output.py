@@ -7,7 +7,9 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -46,13 +48,17 @@ def write_file(path: str, text: str) -> None:
         raise AutoparError(f"cannot write {path}: {error.strerror or error}") from error
 
 
+#: Seconds after which the line is said again off a terminal, as functions do (`autopar.api.progress`).
+REMINDED_AFTER_S = 2.0
+
 # Numbers of operators, by which the forms of a step differ.
 _COUNTS = re.compile(r"\b\d+(?= operators\b)")
 
 
 @contextlib.contextmanager
 def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """A function that says on standard error what is being done: a spinner on a terminal, else a line each time.
+    """A function that says on standard error what is being done: a spinner on a terminal, else a line each time, and
+    again with the seconds so far where nothing new was said for long.
 
     Args:
         quiet: say nothing.
@@ -65,15 +71,41 @@ def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
             # Text, not str: what is in brackets is no markup.
             yield lambda text: status.update(import_module("rich.text").Text(text))
     else:
-        said: set[str] = set()  # forms of a step that are planned in the same way are one line
+        said: list[str] = []
 
         def say(text: str) -> None:
-            line = _COUNTS.sub("", text)
-            if line not in said:
-                said.add(line)
+            # Forms of a step that are planned in the same way are one line.
+            if _COUNTS.sub("", text) not in (_COUNTS.sub("", line) for line in said):
+                said.append(text)
                 click.echo(text, err=True)
 
-        yield say
+        with _reminders(said):
+            yield say
+
+
+@contextlib.contextmanager
+def _reminders(said: Sequence[str]) -> Iterator[None]:
+    """Says the last line again, with the seconds since the beginning, whenever twice as much time has passed.
+
+    Args:
+        said: the lines so far, in order.
+    """
+    over = threading.Event()
+
+    def remind() -> None:
+        began, wait_s = time.monotonic(), REMINDED_AFTER_S
+        while not over.wait(wait_s):
+            wait_s = time.monotonic() - began
+            if said:
+                click.echo(f"{said[-1]} ({wait_s:.0f} s so far)", err=True)
+
+    thread = threading.Thread(target=remind, name="autopar progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ def known_names(wanted: str, known: Iterable[str]) -> str:
         known: names that may be given, in the order in which they are listed.
     """
     names = list(known)
-    near = difflib.get_close_matches(wanted, names, 1, 0.4)
+    near = _nearest(wanted, names, 1, 0.4)
     meant = f"did you mean {near[0]!r}? " if near else ""
     if len(names) <= _MOST_LISTED:
         return f"{meant}known: {', '.join(names)}" if names else "none is known"
@@ -28,6 +28,22 @@ def known_names(wanted: str, known: Iterable[str]) -> str:
 def near_names(wanted: str, known: Iterable[str]) -> str:
     """``near names: up, down (2 of 14)``: the nearest of names that are too many to list; "" where there are none."""
     names = list(known)
-    near = difflib.get_close_matches(wanted, names, _MOST_NEAR, 0.3) or names[:_MOST_NEAR]
+    near = _nearest(wanted, names, _MOST_NEAR, 0.3) or names[:_MOST_NEAR]
     cut = f" ({len(near)} of {len(names)})" if len(near) < len(names) else ""
     return f"near names: {', '.join(near)}{cut}" if names else ""
+
+
+def _nearest(wanted: str, names: Iterable[str], most: int, least_ratio: float) -> list[str]:
+    """The names that are most similar, whatever their case, the nearest first.
+
+    Args:
+        wanted: the unknown name.
+        names: those that may be given.
+        most: how many to give at most.
+        least_ratio: the least similarity, 0 to 1.
+    """
+    by_folded: dict[str, list[str]] = {}
+    for name in names:
+        by_folded.setdefault(name.casefold(), []).append(name)
+    near = difflib.get_close_matches(wanted.casefold(), by_folded, most, least_ratio)
+    return [name for folded in near for name in by_folded[folded]][:most]

@@ -76,5 +76,6 @@ def test_lists_that_are_cut_say_so():
     assert known_names("zzz", ["alpa", "beam"]) == "known: alpa, beam"
     assert near_names("name07", many).endswith("(5 of 40)") and "name07" in near_names("name07", many)
     assert known_names("name7", many) == near_names("name7", many)
+    assert near_names("w['A']", ["w['b']", "w['a']"]).startswith("near names: w['a']")
     with pytest.raises(PlanMismatchError, match=r"near names: .* \(\d of \d+\)"):
         plan(num_stages=1).explain("stat[")

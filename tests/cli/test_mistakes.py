@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import queue
+import re
 from pathlib import Path
 
 import pytest
 
 import autopar.cli.planning
+from autopar.cli import output
 from autopar.cli.output import progress
 from autopar.cli.target import StepTarget, user_code
 from autopar.errors import AutoparError
@@ -170,6 +173,16 @@ def test_forms_of_a_step_that_are_planned_alike_are_said_once(capsys):
         for text in ("tracing", "planning 914 operators for a", "planning 915 operators for a", "stage 1", "stage 2"):
             say(text)
     assert capsys.readouterr().err.splitlines() == ["tracing", "planning 914 operators for a", "stage 1", "stage 2"]
+
+
+def test_what_takes_long_is_said_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: queue.Queue[str] = queue.Queue()
+    monkeypatch.setattr("click.echo", lambda text, err: lines.put(text))
+    monkeypatch.setattr(output, "REMINDED_AFTER_S", 0.01)
+    with progress(False) as say:
+        say("planning 914 operators for a")
+        assert lines.get() == "planning 914 operators for a"
+        assert re.fullmatch(r"planning 914 operators for a \(\d+ s so far\)", lines.get())
 
 
 @pytest.mark.parametrize(

@@ -64,8 +64,9 @@ _COLLECTED_AFTER = (20_000, 20, 20)
 
 
 def pytest_collection_finish() -> None:
-    """Garbage is collected rarely from here on."""
+    """Garbage is collected rarely from here on, and never among modules and tests."""
     gc.collect()
+    gc.freeze()
     gc.set_threshold(*_COLLECTED_AFTER)
 
 

@@ -41,7 +41,7 @@ STEPS = {"list": (predict, False), "stack": (predict_stacked, True), "loss": (lo
 SAID = {"batch_argnums": 1}
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("name", "stages", "options"),
     [("list", 2, {}), ("list", 4, SAID), ("stack", 4, {}), ("stack", 2, SAID), ("loss", 2, {}), ("loss", 2, SAID)],

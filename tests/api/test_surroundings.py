@@ -143,6 +143,7 @@ def test_without_jit_the_plain_function_runs():
     assert len(seen) == 1 and not issubclass(seen[0], jax.core.Tracer)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("dtype", [jnp.int4, jnp.uint4])
 @pytest.mark.parametrize("options", [{}, {"num_stages": 2, "num_microbatches": 2}])
 def test_arguments_smaller_than_a_byte(dtype, options):

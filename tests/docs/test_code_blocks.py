@@ -31,6 +31,20 @@ START, LINK = "docs/index.md", "index.md#the-step-of-the-pages"
 SETUP = next(b.text for b in PYTHON[START] if "def train_step_args" in b.text)
 
 
+#: Pages that cost 0.7 references of CPU time or more, but for those that a newcomer reads first: their blocks confirm
+#: what tests of each feature find.
+LONG = (
+    "docs/constraints.md", "docs/schedules.md", "docs/strategies.md", "docs/transforms.md",
+    "docs/tutorial/another-cluster.md", "docs/tutorial/constrain.md", "docs/tutorial/decorate.md",
+    "docs/tutorial/train-evaluate-generate.md", "docs/tutorial/verify.md",
+)  # fmt: skip
+IN_PROCESS = [
+    pytest.param(page, marks=pytest.mark.slow) if page in LONG else page
+    for page, found in PYTHON.items()
+    if any(not b.mark for b in found)
+]
+
+
 def text_of(chosen: list[Block]) -> str:
     """A program of blocks, one after another."""
     assert chosen
@@ -88,7 +102,7 @@ def registered_for_one_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("registered_for_one_test")
-@pytest.mark.parametrize("page", [page for page, found in PYTHON.items() if any(not b.mark for b in found)])
+@pytest.mark.parametrize("page", IN_PROCESS)
 def test_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the process of the tests; a process of their own is a slow test."""
     monkeypatch.chdir(tmp_path)
@@ -132,5 +146,6 @@ def test_blocks_run_with_equinox(page: str) -> None:
     exec(compile(program, page, "exec", dont_inherit=True), {"__name__": page})
 
 
-def test_marks_are_known() -> None:
+def test_marks_and_pages_are_known() -> None:
+    assert set(LONG) <= set(PYTHON)
     assert {b.mark for found in PYTHON.values() for b in found} <= {"", ON_RAY, ADDRESS, EQUINOX}

@@ -53,7 +53,12 @@ def run(number: int, sessions: Sessions) -> dict[str, Any]:
     return sessions[number]
 
 
-@pytest.mark.parametrize("number", range(len(SOLUTIONS)), ids=TITLES)
+#: Solutions that cost 0.7 references of CPU time or more; what they read of others they have run themselves.
+LONG = (2, 3, 7, 11)
+NUMBERS = [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in range(len(SOLUTIONS))]
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=TITLES)
 def test_a_solution_runs(number, sessions) -> None:
     run(number, sessions)
 

@@ -103,6 +103,7 @@ def test_build_is_deterministic_and_the_seed_counts(module: ModuleType) -> None:
     assert not all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(args), jax.tree.leaves(other), strict=True))
 
 
+@pytest.mark.few(2)
 @each_module
 def test_float64_reaches_every_leaf(module: ModuleType) -> None:
     with jax.enable_x64(True):
@@ -113,6 +114,7 @@ def test_float64_reaches_every_leaf(module: ModuleType) -> None:
         assert signature(state) == signature(args[0])
 
 
+@pytest.mark.few(2)
 @each_module
 def test_float32_stays_float32_under_x64(module: ModuleType) -> None:
     with jax.enable_x64(True):
@@ -135,6 +137,7 @@ def test_float64_and_float32_agree(module: ModuleType) -> None:
     assert narrow == pytest.approx(wide, abs=1e-5)
 
 
+@pytest.mark.few(2)
 @each_module
 def test_half_precision_keeps_a_float32_master_copy(module: ModuleType) -> None:
     step, args = module.build(abstract=True, dtype="bfloat16")

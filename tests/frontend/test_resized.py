@@ -50,6 +50,7 @@ def gradient(fn):
     return jax.grad(lambda x: (fn(x) ** 3).sum())
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", FIXED)
 def test_fixed_reads_are_no_gathers(name):
     for fn in (FIXED[name], gradient(FIXED[name])):

@@ -39,6 +39,7 @@ STEPS = {
 }
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.parametrize("batch", [(32,), (16, 2)], ids=str)
 def test_no_kernel_is_given_a_batch(name, batch):

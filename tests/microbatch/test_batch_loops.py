@@ -114,6 +114,7 @@ def case(form, loss, of_parts=False):
     return step, (weights if loss is stacked else list(weights), batch)
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("loss", [model, stacked])
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_parts_side_by_side_give_what_the_loop_gives(x64, form, loss):

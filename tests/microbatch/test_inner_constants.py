@@ -48,6 +48,7 @@ def arguments():
     return jnp.asarray(rng.standard_normal((WIDTH, WIDTH))), jnp.asarray(rng.standard_normal((8, WIDTH)))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", FORMS)
 def test_in_microbatches_padded_and_recomputed(x64, name):
     def widened(traced):

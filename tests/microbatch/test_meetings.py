@@ -130,6 +130,7 @@ def test_others_stay_as_they_are(loss):
         analyze_in_loops(plain.graph, 2)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("loss", "arguments", "remat"),
     [(contrastive, pairs, "none"), (contrastive, pairs, "full"), (balanced, labelled, "full")],

@@ -145,7 +145,7 @@ def test_a_running_total_forward_is_causal():
     assert len(found.kept) == len(found.owed) == 1
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("options", [{}, {"masked": True}, {"dropout": 0.1}, {"kv_heads": 2}, {"tied": False}], ids=str)
 def test_gpt_is_causal(options):
     step, args = gpt.build(abstract=True, layers=2, **options)

@@ -75,6 +75,7 @@ def drawn_plan(seed):
         return autopar.parallelize(step, cluster=cluster, donate_argnums=0, num_stages=1).plan(*args)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("seed", range(6))
 def test_figures_of_one_name_are_one_figure(seed):
     plan = drawn_plan(seed)

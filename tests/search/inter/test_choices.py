@@ -26,7 +26,7 @@ from examples import mlp
 from tests.end_to_end.clusters import MIDDLE
 from tests.search.problems import problem_with
 
-SHAPE = {"layers": 8, "hidden": 256, "batch": 64}
+SHAPE = {"hidden": 256, "batch": 64}
 
 
 def nodes(inter: float, memory: int = 10**9, count: int = 2, per_node: int = 4) -> Cluster:
@@ -35,13 +35,13 @@ def nodes(inter: float, memory: int = 10**9, count: int = 2, per_node: int = 4) 
     return Cluster("toy", (NodeGroup(count, per_node, device, inside, LinkSpec(inter, 1e-7)),))
 
 
-def plan(cluster: Cluster, **options):
-    fn, args = mlp.build(abstract=True, **SHAPE)
+def plan(cluster: Cluster, layers: int = 8, **options):
+    fn, args = mlp.build(abstract=True, layers=layers, **SHAPE)
     return autopar.parallelize(fn, cluster=cluster, **options).plan(*args)
 
 
 def test_slow_links_between_nodes_have_stages_on_both_sides():
-    found = plan(nodes(inter=1e7))
+    found = plan(nodes(inter=1e7), layers=4)
     assert found.num_stages > 1
     for stage in found.stages:
         assert len({d // 4 for d in stage.devices}) == 1, "a stage lies inside a node"

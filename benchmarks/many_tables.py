@@ -3,7 +3,9 @@
 ``python -m benchmarks many_tables [--seed N] [--cases N]`` draws models of 4 to 64 tables with unlike numbers of rows,
 members of a bag and widths. Each is compiled for eight CPU devices as planned and by hand: with tables whole (data
 parallel), by columns, by rows, on two meshes of 2 x 4, and dealt out whole to devices by rows and loads. One parser
-reads all programs, as in `benchmarks.family_bytes`.
+reads all programs, as in `benchmarks.family_bytes`. The model whose tables are dealt out before it is planned
+(`packed`) is planned too: its predicted step, as a share of that of the model as it is written, is what a choice to
+deal tables out could gain.
 """
 
 from __future__ import annotations
@@ -16,12 +18,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from autopar.transforms import deal_tables
-from benchmarks.family_bytes import COLUMN, ROW, Rules, by_hand, planned, sent_bytes
+import autopar
+from autopar.transforms import TableDeal, deal_tables
+from benchmarks.family_bytes import CLUSTER, COLUMN, ROW, Rules, by_hand, planned, sent_bytes
 from benchmarks.report import Report, Row, Say
 
 DEVICES = 8
@@ -110,17 +114,81 @@ def drawn(seed: int, number: int) -> TablesCase:
     return TablesCase(rows, members, rng.choice((16, 32, 64)), 2 ** rng.randint(7, 11))
 
 
+@dataclass(frozen=True)
+class Slots:
+    """Tables of a model, dealt out.
+
+    Args:
+        deal: slots of the tables, as many as devices.
+        tables: numbers of the tables of each slot.
+        most: tables of the slot with the most.
+        bags: members of all bags of an example, of the slot with the most.
+    """
+
+    deal: TableDeal
+    tables: tuple[tuple[int, ...], ...]
+    most: int
+    bags: int
+
+    def sums(self, case: TablesCase) -> np.ndarray[Any, Any]:
+        """What adds up bags: [slots, members of all bags, tables of a slot], 1 where a member is of a table."""
+        owner = np.zeros((DEVICES, self.bags, self.most), np.float32)
+        for slot, tables in enumerate(self.tables):
+            ends = np.cumsum([case.members[t] for t in tables])
+            for k, t in enumerate(tables):
+                owner[slot, ends[k] - case.members[t] : ends[k], k] = 1
+        return owner
+
+
+def slots_of(case: TablesCase) -> Slots:
+    """Tables of a model, dealt out by rows and by members of bags."""
+    names = [f"t{i}" for i in range(len(case.rows))]
+    loads = {n: float(m) for n, m in zip(names, case.members, strict=True)}
+    deal = deal_tables(dict(zip(names, case.rows, strict=True)), DEVICES, loads)
+    tables = tuple(tuple(t for t, s in enumerate(deal.slots) if s == slot) for slot in range(DEVICES))
+    return Slots(deal, tables, max(map(len, tables)), max(sum(case.members[t] for t in some) for some in tables))
+
+
+def packed(case: TablesCase) -> tuple[Callable[..., Any], tuple[Any, Any]]:
+    """The step of a model whose state has its tables packed, slot by slot, and its arguments as shapes.
+
+    Indices of an example are in the order of the slots, and rows of ``p0`` too; empty places have rows of zeros.
+    """
+    slots = slots_of(case)
+    owner = slots.sums(case)
+
+    def step(state: Any, b: Any) -> Any:
+        (p,) = state
+
+        def loss(p: Any) -> jax.Array:
+            rows = jax.vmap(lambda table, at: table[at])(p["tables"], jnp.moveaxis(b["ids"], 1, 0))
+            bags = jnp.einsum("sbkw,skm->sbmw", rows, owner)
+            return losses(p, jnp.moveaxis(bags, 0, 1).reshape(case.batch, -1), b).mean()
+
+        value, grads = jax.value_and_grad(loss)(p)
+        return (jax.tree.map(lambda w, g: w - 0.1 * g, p, grads),), value
+
+    params, batch = case.shapes
+    dense = {k: v for k, v in params.items() if not k.startswith("t")}
+    dense["p0"] = jax.ShapeDtypeStruct((DEVICES * slots.most * case.width + case.width, 128), jnp.float32)
+    dense["tables"] = jax.ShapeDtypeStruct((DEVICES, slots.deal.slot_rows, case.width), jnp.float32)
+    ids = {"ids": jax.ShapeDtypeStruct((case.batch, DEVICES, slots.bags), jnp.int32)}
+    return step, ((dense,), {k: batch[k] for k in ("dense", "y")} | ids)
+
+
+def step_s(built: tuple[Callable[..., Any], tuple[Any, Any]]) -> float:
+    """Predicted seconds of the plan of a step."""
+    step, args = built
+    return autopar.parallelize(step, cluster=CLUSTER, num_stages=1, num_microbatches=1).plan(*args).step_time
+
+
 def dealt_bytes(case: TablesCase) -> float:
     """Bytes that a device sends where each table lies whole on one device, and bags are added up there.
 
     Indices go to tables and sums come back by all-to-all; slots with fewer tables or members have empty ones.
     """
-    names = [f"t{i}" for i in range(len(case.rows))]
-    loads = {n: float(m) for n, m in zip(names, case.members, strict=True)}
-    deal = deal_tables(dict(zip(names, case.rows, strict=True)), DEVICES, loads)
-    mine = [[t for t, s in enumerate(deal.slots) if s == slot] for slot in range(DEVICES)]
-    most = max(map(len, mine))
-    bags = max(sum(case.members[t] for t in of_slot) for of_slot in mine)
+    slots = slots_of(case)
+    deal, most, bags = slots.deal, slots.most, slots.bags
     mesh = jax.make_mesh((DEVICES,), ("x",), axis_types=(AxisType.Auto,))
 
     def body(p: Any, tables: Any, b: Any, ids: Any) -> Any:
@@ -142,7 +210,7 @@ def dealt_bytes(case: TablesCase) -> float:
         return updated, tables - 0.1 * of_tables, jax.lax.psum(value, "x")
 
     params, batch = case.shapes
-    dense = {k: v for k, v in params.items() if k not in names}
+    dense = {k: v for k, v in params.items() if not k.startswith("t")}
     given = {k: batch[k] for k in ("dense", "y")}
     tables = jax.ShapeDtypeStruct((DEVICES, deal.slot_rows, case.width), jnp.float32)
     ids = jax.ShapeDtypeStruct((DEVICES, DEVICES, case.batch // DEVICES * bags), jnp.int32)
@@ -164,6 +232,7 @@ def measure(case: TablesCase) -> Row:
         "best": best,
         "best_bytes": sent[best],
         "bytes/best": ours / sent[best],
+        "packed_step/step": step_s(packed(case)) / step_s(built),
     }
     return row | {f"{name}/best": n / sent[best] for name, n in sent.items()}
 

@@ -1,10 +1,10 @@
 """Bytes and CPU seconds of drawn convolution nets with few images, as shares of those of the best split by hand.
 
-``python -m benchmarks spatial [--seed N] [--cases N]`` draws nets by a seed: U-Nets, nets for video and denoisers, of 1
-to 8 images at three resolutions. Each is compiled for eight CPU devices as planned, and by `jax.jit` with each split by
-hand: examples, rows, columns, pairs of these, and channels. One parser reads all programs, as in
-`benchmarks.family_bytes`. The programs that send least then run in turns, in CPU seconds of all threads together: as
-planned for this machine (`benchmarks.family_times`) and by hand.
+``python -m benchmarks spatial [--seed N] [--cases N]`` draws nets by a seed: U-Nets, nets for video, denoisers and
+chains of convolutions without padding, of 1 to 8 images at three resolutions. Each is compiled for eight CPU devices
+as planned, and by `jax.jit` with each split by hand: examples, rows, columns, pairs of these, and channels. One parser
+reads all programs, as in `benchmarks.family_bytes`. The programs that send least then run in turns, in CPU seconds of
+all threads together: as planned for this machine (`benchmarks.family_times`) and by hand.
 """
 
 from __future__ import annotations
@@ -134,8 +134,22 @@ def video(batch: int, width: int, size: int, frames: int = 16) -> Built:
     return by_adam(loss, weights, {"clip": clip, "label": jax.ShapeDtypeStruct((batch, 10), jnp.float32)})
 
 
+def chain(batch: int, width: int, size: int, layers: int = 4) -> Built:
+    """Convolutions without padding, each of which takes two rows and two columns."""
+    weights = {"in": (3, 3, 3, width), **{f"same{k}": (3, 3, width, width) for k in range(layers)}}
+
+    def loss(p: Any, b: Any) -> Any:
+        x = b["image"]
+        for name in weights:
+            y = lax.conv_general_dilated(x, p[name], (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+            x = jax.nn.relu(y)
+        return (x**2).mean()
+
+    return by_adam(loss, weights, {"image": jax.ShapeDtypeStruct((batch, size, size, 3), jnp.float32)})
+
+
 FAMILIES: Mapping[str, Callable[[int, int, int], Built]] = MappingProxyType(
-    {"unet": unet, "pooled": pooled, "denoiser": denoiser, "video": video}
+    {"unet": unet, "pooled": pooled, "denoiser": denoiser, "video": video, "chain": chain}
 )
 
 

@@ -14,6 +14,8 @@ from autopar.errors import InfeasiblePlanError
 from autopar.plan import Plan
 from autopar.report.page import plan_page
 from autopar.search.again import ALTERNATIVES
+from benchmarks.families import unet
+from benchmarks.family_bytes import CLUSTER as BALANCED
 from examples import gpt
 from tests.api.steps import CLUSTER
 from tests.api.test_eval import batch, new_state, train_step
@@ -117,6 +119,23 @@ def test_without_a_choice_everything_else_is_chosen_again(plan: Plan) -> None:
             fixed_s = plan.search.objective - choice.cost + choice.runner_up_cost
             assert other.step_time <= fixed_s * (1 + 1e-3)
     assert planned
+
+
+@pytest.mark.slow
+def test_no_split_of_space_is_faster_without() -> None:
+    """Of a U-Net with few images rows or columns are split, as `explain` says; no plan without that is faster."""
+    step, args = unet(2, 8, 32)
+    plan = autopar.parallelize(step, cluster=BALANCED, num_stages=1, num_microbatches=1).plan(*args)
+    images = [k for k in plan.content.choices if k.name.startswith("jvp()/conv_general_dilated")]
+    assert len(images) >= 5
+    assert plan.again is not None
+    for choice in images:
+        _, made = choice.choice.split(" -> ")
+        rows, columns = made.strip("[]").split(",")[1:3]
+        assert (rows, columns) != (".", "."), choice
+        assert made in plan.explain(choice.name)
+        other = plan.again.without(choice.name)
+        assert other is not None and other.step_time is not None and other.step_time >= plan.step_time * (1 - 1e-9)
 
 
 @pytest.mark.slow

@@ -63,13 +63,15 @@ def planned_by_types(
     search: Callable[[], tuple[Traced, Plan]],
     pins: Sequence[Pin],
 ) -> tuple[Traced, Plan]:
-    """The plan that keeps what types say, or one that does not where none does; its notes say which.
+    """A plan that keeps the splits in the types of explicit axes, or a free plan where no plan keeps them.
+
+    Notes of the plan say which splits were kept.
 
     Args:
-        placements: of all calls; what is not kept is noted there.
-        signature: of the call.
-        search: plans the call as its placement says.
-        pins: what was given by path.
+        placements: placements of all calls so far, by signature; a split that no plan keeps is dropped there.
+        signature: signature of the call.
+        search: plans the call under its placement.
+        pins: constraints that the user gave by path; they hide notes about the same arguments.
     """
     try:
         form, plan = search()

@@ -174,7 +174,7 @@ def own_rows(shape: Sequence[int], wanted: NamedSharding) -> tuple[int, ...]:
 
 
 def shared_rows(shape: Sequence[int], wanted: NamedSharding) -> tuple[int, ...]:
-    """Indices of the first dim of an array of which other processes have a part that this process has too, rising."""
+    """Rows of an array (indices of its first dim) that this process holds and another process holds too, rising."""
     rows_here = set(own_rows(shape, wanted))
     here = wanted.addressable_devices
     rows_elsewhere: set[int] = set()

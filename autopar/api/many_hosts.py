@@ -136,14 +136,14 @@ def same_arguments(processes: World, name: str, leaves: Sequence[Any], names: Se
 def same_init(
     name: str, leaves: Sequence[Any], paths: Sequence[str], shapes: Sequence[Any], shardings: Sequence[NamedSharding]
 ) -> None:
-    """Returns when all processes are about to make the same state; see `same_arguments` for the errors.
+    """Waits until all processes are about to make the same state; raises the errors of `same_arguments`.
 
     Args:
-        name: of the function that makes it.
-        leaves: its arguments.
-        paths: of what it makes.
-        shapes: likewise.
-        shardings: where that is to lie.
+        name: name of the function that makes the state.
+        leaves: arguments of that function.
+        paths: path of each array of the state.
+        shapes: shape and dtype of each array.
+        shardings: sharding that each array will have.
     """
     processes = world()
     if processes is None:

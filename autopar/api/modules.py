@@ -119,7 +119,7 @@ def merge(graph: Any, states: Sequence[ModuleState]) -> Sequence[Any]:
 
 
 def update(modules: Sequence[Any], states: Sequence[ModuleState]) -> None:
-    """Gives the user's modules new states."""
+    """Writes new states into the user's module objects."""
     nnx = _nnx()
     nnx.update(tuple(modules), nnx.State({s.index: s.state for s in states if s.names}))
 

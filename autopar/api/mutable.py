@@ -89,12 +89,12 @@ def _is_value(x: Any) -> bool:
 def split_mutable(
     args: tuple[Any, ...], kwargs: dict[str, Any], *, has_modules: bool = True
 ) -> tuple[tuple[Any, ...], dict[str, Any], Mutable]:
-    """Arguments with values for what the call changes in place, and that.
+    """Separates arguments into pytrees of arrays and the objects (modules, refs) that the call changes in place.
 
     Args:
-        args: of a call.
-        kwargs: likewise.
-        has_modules: whether there may be modules; False where arguments of this structure had none.
+        args: positional arguments of a call.
+        kwargs: keyword arguments of the call.
+        has_modules: whether to look for modules; False if arguments of this structure had none before.
     """
     modules: Sequence[Any] = ()
     if has_modules and flax_loaded():

@@ -49,10 +49,10 @@ class Profile:
     """The result of `profile`; prints as a table.
 
     Args:
-        plan: what was predicted.
+        plan: the plan, with its predicted times.
         step_s: measured seconds a step, from call to results.
         rows: kinds of operators, those that took longest first.
-        slices: what one device did in the measured steps; seconds from the first event.
+        slices: events of one device in the measured steps; times are seconds since the first event.
     """
 
     plan: Plan

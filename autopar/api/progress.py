@@ -51,7 +51,7 @@ class Reporter:
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """While it is shown what is being done. Contexts inside of others share their line."""
+        """A context that shows the last line that was reported; nested contexts share one line."""
         stream: TextIO | None = sys.stderr  # None in a program without a console
         if stream is None or not self.live or self._depth:
             yield

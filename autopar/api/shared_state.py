@@ -19,11 +19,11 @@ from autopar.search.constraints import Constraint, SharedStages
 
 @dataclass(frozen=True, eq=False)
 class SharedState:
-    """The plan of another function, whose state a step takes as it lies.
+    """The plan of the function of ``like=``: a step takes arguments that both have with the sharding of that plan.
 
     Args:
-        plan: of the other.
-        name: of the other.
+        plan: plan of that function.
+        name: name of that function, for messages.
     """
 
     plan: Plan

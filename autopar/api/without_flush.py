@@ -111,13 +111,13 @@ def order(pure: PureFunction) -> Table:
 
 
 def replay(pure: PureFunction, order: Table, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """A call of a step with schedule "ampnet" in an order that happened.
+    """Repeats a call of a step with schedule "ampnet" in the order of passes of an earlier call.
 
     Args:
         pure: the step.
-        order: of an earlier call with arguments of these shapes.
-        args: its arguments.
-        kwargs: likewise by keyword.
+        order: order of passes of an earlier call with arguments of these shapes.
+        args: positional arguments of the call.
+        kwargs: keyword arguments of the call.
 
     Raises:
         AutoparError: the step has another schedule.

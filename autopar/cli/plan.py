@@ -110,8 +110,8 @@ def show(plan: Plan, kept: Plan, form: str, output: str | None) -> None:
     A page that goes to a file is not printed as well.
 
     Args:
-        plan: for text and pages.
-        kept: for JSON.
+        plan: the plan that text and pages show, with alternatives where they were planned.
+        kept: the plan that JSON holds.
         form: "text", "json" or "html".
         output: a file, or None.
     """

@@ -62,10 +62,10 @@ def parse_target(text: str) -> StepTarget:
 
 @contextlib.contextmanager
 def user_code(target: StepTarget) -> Iterator[None]:
-    """Surroundings in which code of the user runs, put back afterwards.
+    """A context in which the user's code runs; it restores the process's state at its end.
 
-    Standard output goes to standard error, imports find what lies next to the file and in the working directory,
-    and ``sys.argv`` holds the file alone.
+    Standard output goes to standard error, imports find modules next to the file and in the working directory, and
+    ``sys.argv`` holds the file alone.
 
     Raises:
         AutoparError: the code raised something that is no `AutoparError`; the message has the user's line.

@@ -53,7 +53,7 @@ class Copies:
 
 
 def copies_by_part(graph: Graph) -> Copies | None:
-    """The copies that a step has of the work on parts of its batch, of those that there are most of; None without.
+    """The repetition of the same operators on equal parts of the batch, that of the most parts; None without one.
 
     Args:
         graph: a traced train step with roles.

@@ -72,7 +72,7 @@ class TrailAnswer:
         return "\n".join(lines)
 
     def best(self, topic: str) -> Iterator[tuple[int | str, TrailRow]]:
-        """Row that says most about each alternative, in order."""
+        """The most informative row of the trail for each alternative, in order."""
         keys = _keys_of(topic)
         known: dict[int | str, TrailRow] = {}
         for row in self.rows:

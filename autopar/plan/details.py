@@ -68,7 +68,7 @@ class Details(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
     @property
     def saved(self) -> Details:
-        """The details that are written with a plan: all once the operators are known, none before."""
+        """The details that a plan's file gets: all of them if the operators are known, else none."""
         return self if self.operators else NO_DETAILS
 
     def of(self, name: str) -> OperatorDetail | None:

@@ -65,7 +65,7 @@ class StepForm(Record, frozen=True):
 
     @property
     def of_graph(self) -> StepForm:
-        """The form as far as the graph depends on it: where things lie between uses is no part of it."""
+        """The form without fields that leave the graph as it is: those that say what host memory holds."""
         return replace(self, host_update=False, activations_offloaded=False, slices_ahead=None)
 
     @property

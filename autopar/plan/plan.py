@@ -260,10 +260,10 @@ class Plan:
         return explain_text(self.content, what, self.details, None if self.again is None else self.again.without)
 
     def with_alternatives(self) -> Plan:
-        """The plan, with what people write by hand among what was considered: data parallelism, ZeRO, Megatron.
+        """The plan with the alternatives that people write by hand: data parallelism, ZeRO, Megatron, FSDP with TP.
 
-        They are planned when they are first asked for, in the form of this plan. Pages and the command line ask for
-        them for programs of moderate size; ``print(plan)``, ``to_json`` and ``save`` do not.
+        The alternatives are planned at the first call, in the form of this plan. Pages and the command line call it
+        for programs of moderate size; ``print(plan)``, ``to_json`` and ``save`` do not.
         """
         known = self.content.search
         if self.again is None or any(o.note.startswith(ALTERNATIVE) for o in known.considered):

@@ -60,11 +60,11 @@ class _StageAxes:
         return {use: frozenset(r.axis for r in self.roles if r.use == use) for use in _USES}
 
     def num_parts(self, axes: Iterable[str]) -> int:
-        """Number of parts into which axes split."""
+        """Product of the sizes of mesh axes: the parts into which they split a dim together."""
         return math.prod(self.sizes[a] for a in axes)
 
     def parts_of(self, use: AxisUse) -> int:
-        """Number of parts into which the axes of a use split."""
+        """Product of the sizes of the axes of a use, as data or tensor parallelism; 1 if there are none."""
         return self.num_parts(self._over[use])
 
     def share_of(self, use: AxisUse) -> float:

@@ -55,7 +55,7 @@ class Scales(Protocol):
         """The float32 scalars that an iteration of such a loop hands out."""
 
     def take(self, stacked: Sequence[Any]) -> None:
-        """The scalars that the iterations of a loop handed out, stacked."""
+        """Stores the largest absolute elements that a loop returned, stacked over its iterations."""
 
 
 @dataclass(frozen=True)

@@ -200,9 +200,8 @@ def test_models_that_did_not_fit(x64: None, name: str, stages: int) -> None:
     assert plan.peak_memory <= limit < least and any(s.form.segment_layers for s in plan.stages)
     program, apart = carried_out(step, args, plan)
     assert apart < 1e-10
-    # Measured in two stages: 0.95 (GPT), 1.01 (vision transformer), 1.05 (U-Net).
-    if all(s.form.remat == "none" for s in plan.stages):
-        assert program.footprint_bytes == pytest.approx(plan.peak_memory, rel=0.1)
+    # Measured: see the table of docs/memory.md.
+    assert program.footprint_bytes == pytest.approx(plan.peak_memory, rel=0.1)
 
 
 @pytest.mark.slow

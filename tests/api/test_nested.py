@@ -78,7 +78,7 @@ def made(wrap, given):
     return lambda x: GIVEN[given](inner, x)
 
 
-@pytest.mark.few(42)
+@pytest.mark.few(20)
 @pytest.mark.parametrize("given", GIVEN)
 @pytest.mark.parametrize("outer", OUTER)
 def test_inside_of_another_trace(outer, given):

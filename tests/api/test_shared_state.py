@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -41,6 +42,13 @@ def predictions(state: Any, x: Any) -> Any:
     return run(state["params"], x)[:, :8]
 
 
+@functools.cache
+def planned(stacked: bool) -> autopar.Plan:
+    """The plan of the train step, which two tests read."""
+    options = {"num_stages": 2, "num_microbatches": 4}
+    return autopar.parallelize(train_step, cluster=CLUSTER, **options).plan(state_of(stacked), X)
+
+
 @pytest.mark.parametrize("stacked", [False, True], ids=["predictions of a list", "eval of a stack"])
 def test_an_eval_step_runs_on_the_stages_of_the_train_step(monkeypatch: Any, stacked: bool) -> None:
     train = autopar.parallelize(train_step, cluster=CLUSTER, num_stages=2, num_microbatches=4)
@@ -64,7 +72,7 @@ def test_an_eval_step_runs_on_the_stages_of_the_train_step(monkeypatch: Any, sta
 
 
 def test_planned_like_a_pipeline_before_anything_runs() -> None:
-    plan = autopar.parallelize(train_step, cluster=CLUSTER, num_stages=2).plan(state_of(True), X)
+    plan = planned(True)
     assert [s.layers for s in plan.stages] == [(0, 2, 4), (2, 4, 4)]
     assert autopar.Plan.from_json(plan.to_json()).stages == plan.stages
     other = autopar.parallelize(eval_step, cluster=CLUSTER, like=plan).plan(state_of(True), X)
@@ -72,14 +80,14 @@ def test_planned_like_a_pipeline_before_anything_runs() -> None:
 
 
 def test_stages_that_cannot_be_shared() -> None:
-    plan = autopar.parallelize(train_step, cluster=CLUSTER, num_stages=2).plan(state_of(True), X)
+    plan = planned(True)
     with pytest.raises(AutoparError, match=r"num_stages=4 was asked for"):
         autopar.parallelize(eval_step, cluster=CLUSTER, like=plan, num_stages=4).plan(state_of(True), X)
     with pytest.raises(AutoparError, match=r"loops over no layers"):
         autopar.parallelize(lambda state, x: jnp.sum(x @ state["params"]["w"][0]), cluster=CLUSTER, like=plan).plan(
             state_of(True), X
         )
-    apart = autopar.parallelize(train_step, cluster=CLUSTER, num_stages=2).plan(state_of(False), X)
+    apart = planned(False)
 
     def first(state: Any, x: Any) -> Any:
         return jnp.mean(x @ state["params"]["w"][0])

@@ -69,6 +69,7 @@ def test_a_state_that_is_restored_goes_on_as_if_it_had_not_been_saved(x64, train
     assert_goes_on(step, jax.tree.map(np.asarray, step.restore(folder)), trained)
 
 
+@pytest.mark.slow
 def test_a_function_that_was_compiled_for_shapes_restores_a_state(x64, trained):
     schedule, fn, _, saved, folder, batches, _ = trained
     compiled = decorated(fn, schedule)

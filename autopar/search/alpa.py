@@ -17,8 +17,7 @@ from autopar.search.looks import Looked, all_looked_at, summed_cutoff_s, too_lit
 from autopar.search.mesh_search import MeshSearch, MeshSolution
 from autopar.search.outcome import Bounded
 from autopar.search.problem import Problem
-from autopar.solver import Solution, Status, first_look, is_feasible, peak_bytes
-from autopar.solver.goal import Goal
+from autopar.solver import Solution, Status, is_feasible, peak_bytes
 
 #: Of a mesh that is not solved.
 _LEFT_OUT = "left out: its bound is above what is known"
@@ -136,7 +135,7 @@ class _Answers:
         """
         meshes, best_s, known_s, shared = self.meshes, self.best_s, self.known_s, free.sharding_problem
         if meshes.problem.subproblem.separate_programs:
-            known = None if looks is None else looks.shared
+            known = meshes.within(shared, free.solution.lower_bound, known_s) if looks is None else looks.shared
             solution = meshes.solved(shared.problem, known=known, binds=True, cutoff_s=known_s)
             return [MeshSolution(replace(shared, memory_bound=True), solution, _BY_PHASE)]
         least_s = free.solution.lower_bound
@@ -255,9 +254,8 @@ def _looked(meshes: MeshSearch) -> Plan | Bounded:
                 continue
             least_s, fits = min(least_s, look.objective), is_feasible(sharding_problem.problem, look.choice)
         if look is None or not fits:
-            with meshes.clock.phase("solve"):
-                look = first_look(sharding_problem.problem, Goal(gap))
-            look = look or meshes.solved(sharding_problem.problem)
+            known_s = -math.inf if look is None else look.lower_bound
+            look = meshes.within(sharding_problem, known_s, gap=gap) or meshes.solved(sharding_problem.problem)
         answers.append(MeshSolution(replace(sharding_problem, memory_bound=not fits), look))
     if bounds_s and min(bounds_s) >= cutoff_s:
         return Bounded(_BOUND_OF_MESHES, min(bounds_s))

@@ -15,7 +15,7 @@ from autopar.search.looks import Looked
 from autopar.search.mesh_search import MeshSearch
 from autopar.search.problem import Problem
 from autopar.solver import Solution, first_look
-from autopar.solver.goal import PLAN_GAP, Goal
+from autopar.solver.goal import Goal
 
 
 @dataclass(frozen=True)
@@ -75,15 +75,14 @@ def look_within_limit(
         best_s: seconds of the best answer of another mesh.
         known_s: seconds of a plan that is at hand.
     """
-    problem = meshes.problem
-    with meshes.clock.phase("solve"):
-        look = first_look(shared.problem, Goal(PLAN_GAP, min(best_s, known_s)))
+    problem, gap = meshes.problem, meshes.problem.policy.effort.sharding_gap
+    look = meshes.within(shared, least_s, min(best_s, known_s))
     negligible_s = least_s + problem.policy.effort.negligible_cost * abs(least_s)
     if look is None or look.objective <= negligible_s or problem.subproblem.separate_programs:
         return LimitLooks(look)
     split = meshes.program(shared.mesh, split_phases=True)
     with meshes.clock.phase("solve"):
-        split_look = first_look(split.problem, Goal(PLAN_GAP, known_s))
+        split_look = first_look(split.problem, Goal(gap, known_s))
     return LimitLooks(look, split, split_look, _times_joined(problem, split, split_look))
 
 

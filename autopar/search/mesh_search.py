@@ -3,12 +3,14 @@
     program     the choice problem of a mesh
     look        a choice and a bound without the memory limit, in milliseconds
     free        the look; of a problem that is too small for one its answer
+    within      likewise within the limit
     unlimited   the answer without the limit
     solved      the answer of a choice problem, up to the gap of plans
     plan        the plan of the answer of the shortest step
 
-The first four are kept in the store of the search whatever the memory limit: a stage is planned within one limit after
-another, and the stages of a kind differ in limits and in microbatches in flight alone.
+The first three and `unlimited` are kept in the store of the search whatever the memory limit: a stage is planned within
+one limit after another, and the stages of a kind differ in limits and in microbatches in flight alone. `within` is kept
+by limit: a stage that is looked at may be planned.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from autopar.search.intra.timeline import details_of
 from autopar.search.problem import Problem
 from autopar.search.problem_data import without_room
 from autopar.solver import ChoiceProblem, HighsSolver, Node, Solution, first_look, is_feasible, solve
-from autopar.solver.goal import PLAN_GAP, Goal
+from autopar.solver.goal import Goal
 from autopar.solver.memory import memory_floor
 from autopar.solver.meter import Meter
 from autopar.solver.solve import LARGE
@@ -105,25 +107,53 @@ class MeshSearch:
             return replace(built, problem=limited)
 
     def look(
-        self, sharding_problem: ShardingProblem, cutoff_s: float = math.inf, gap: float = PLAN_GAP
+        self, sharding_problem: ShardingProblem, cutoff_s: float = math.inf, gap: float | None = None
     ) -> Solution | None:
         """A look at a mesh, whose phases share copies, without the limit; None where a proof takes as long.
 
         Args:
             sharding_problem: of the mesh.
             cutoff_s: seconds from which it is of no use.
-            gap: relative gap between cost and bound that is small enough.
+            gap: relative gap between cost and bound that is small enough; None for that of plans.
         """
 
         def make(meter: Meter) -> Solution | None:
             free = replace(sharding_problem.problem, limit_bytes=None, meter=meter)
-            return first_look(free, Goal(gap, cutoff_s, alone=alone))
+            return first_look(free, Goal(wanted, cutoff_s, alone=alone))
 
-        alone = self.problem.is_alone
+        alone, wanted = self.problem.is_alone, self._gap(gap)
         with self.clock.phase("solve"):
-            return without_room(self.problem, "look", (sharding_problem.mesh, cutoff_s, gap, alone), make)
+            return without_room(self.problem, "look", (sharding_problem.mesh, wanted, alone), make, cutoff_s)
 
-    def free(self, sharding_problem: ShardingProblem, cutoff_s: float = math.inf, gap: float = PLAN_GAP) -> Solution:
+    def within(
+        self,
+        sharding_problem: ShardingProblem,
+        least_s: float,
+        cutoff_s: float = math.inf,
+        gap: float | None = None,
+    ) -> Solution | None:
+        """`look` within the limit, at a problem whose phases share copies or are programs of their own.
+
+        Args:
+            sharding_problem: of the mesh.
+            least_s: no choice without the limit costs less; -inf where that is not known.
+            cutoff_s, gap: as of `look`.
+        """
+
+        def make(meter: Meter) -> Solution | None:
+            limited = replace(sharding_problem.problem, meter=meter)
+            return first_look(limited, Goal(wanted, cutoff_s, least=least_s))
+
+        problem, wanted = self.problem, self._gap(gap)
+        room = (problem.memory_limit_bytes, problem.subproblem.extra_in_flight)
+        of = (sharding_problem.mesh, wanted, least_s, *room)
+        with self.clock.phase("solve"):
+            return without_room(problem, "look within the limit", of, make, cutoff_s)
+
+    def _gap(self, gap: float | None) -> float:
+        return self.problem.policy.effort.sharding_gap if gap is None else gap
+
+    def free(self, sharding_problem: ShardingProblem, cutoff_s: float = math.inf, gap: float | None = None) -> Solution:
         """`look`, or the answer where there is none; arguments as there."""
         look = self.look(sharding_problem, cutoff_s, gap)
         return self.unlimited(sharding_problem, None) if look is None else look
@@ -146,7 +176,10 @@ class MeshSearch:
         known_s = (math.inf, -math.inf) if look is None else (look.objective, look.lower_bound)
         with self.clock.phase("solve"):
             return without_room(
-                self.problem, "unlimited", (sharding_problem.mesh, cutoff_s, *known_s, self.problem.is_alone), make
+                self.problem,
+                "unlimited",
+                (sharding_problem.mesh, cutoff_s, *known_s, self._gap(None), self.problem.is_alone),
+                make,
             )
 
     def solved(
@@ -156,7 +189,7 @@ class MeshSearch:
         known: Solution | None = None,
         binds: bool = False,
         cutoff_s: float = math.inf,
-        gap: float = PLAN_GAP,
+        gap: float | None = None,
     ) -> Solution:
         """The cheapest choice, up to a gap that no plan is worth waiting for.
 
@@ -165,7 +198,7 @@ class MeshSearch:
             known: a look at it.
             binds: whether its memory limit is known to bind.
             cutoff_s: seconds from which it is of no use.
-            gap: relative gap between cost and bound that is small enough.
+            gap: relative gap between cost and bound that is small enough; None for that of plans.
         """
         problem = self.problem
         with self.clock.phase("solve"):
@@ -176,7 +209,7 @@ class MeshSearch:
                 seed=problem.solving.seed,
                 known=known,
                 binds=binds,
-                goal=Goal(gap, cutoff_s, alone=problem.is_alone),
+                goal=Goal(self._gap(gap), cutoff_s, alone=problem.is_alone),
             )
 
     def improved(self, choices: ChoiceProblem, start: tuple[int, ...]) -> Solution:
@@ -185,7 +218,9 @@ class MeshSearch:
         free = first_look(replace(choices, limit_bytes=None), goal, start or None) if choices.columns > LARGE else None
         if free is None:
             return self.solved(choices, binds=True)
-        return free if is_feasible(choices, free.choice) else first_look(choices, goal, start or None) or free
+        if is_feasible(choices, free.choice):
+            return free
+        return first_look(choices, replace(goal, least=free.lower_bound), start or None) or free
 
     def step_s(self, sharding_problem: ShardingProblem, solution: Solution) -> float:
         """Seconds of a step of a choice, with what is hidden."""

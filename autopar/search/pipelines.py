@@ -41,6 +41,7 @@ from autopar.search.problem import Problem
 from autopar.search.sketches import Sketches
 from autopar.search.source import StageSource
 from autopar.search.trials import Trials
+from autopar.search.work import units_of
 from autopar.sharding.registry import registered_rules
 from autopar.stages import cluster
 
@@ -158,13 +159,23 @@ def _of_the_fastest_sketch(search: PipelineSearch, trials: Trials[PipelineTrial,
 def _exactly(
     search: PipelineSearch, trials: Trials[PipelineTrial, Plan], look: Plan, candidate: Candidate
 ) -> list[Plan]:
-    """The plan of a candidate and the look at it; none where that says that it is no faster than the plan at hand."""
+    """The plan of a candidate and the look at it; none where that says that it is no faster than the plan at hand.
+
+    Stages are planned for the schedule in which the look is the fastest: what it holds they leave free. What is planned
+    is large against what was spent.
+    """
     problem = search.problem
     least_s = (1 - problem.policy.effort.sketch_cost) * look.step_time
     if least_s >= problem.subproblem.cutoff_s:
         trials.bounded = Bounded("looks at its stages, an estimate", least_s)
         return []
-    return [*trials.run([PipelineTrial(candidate)], cutoff_s=look.step_time), look]
+    if problem.job.schedule == "auto" and candidate.schedule is None and look.schedule != schedule_of(problem).name:
+        candidate = replace(candidate, schedule=get(look.schedule))
+    effort = problem.policy.effort.after(units_of(problem.meter))
+    problem = replace(problem, policy=replace(problem.policy, effort=effort))
+    planned = PipelineSearch(replace(search.step, problem=problem), search.clock, search.planned)
+    exact = Trials(planned.attempt).run([PipelineTrial(candidate, is_optional=True)], cutoff_s=look.step_time)
+    return [*exact, look]
 
 
 def _first(search: PipelineSearch) -> list[tuple[Plan, Candidate]]:

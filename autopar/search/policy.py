@@ -8,9 +8,10 @@ speed alone (`WorkerPolicy`) never changes a plan.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from autopar.search.overlap_policy import OverlapPolicy
+from autopar.solver.goal import PLAN_GAP
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class EffortPolicy:
         large_work: work units (`autopar.search.work`) from which on ``large_gap`` holds: five seconds of a core.
         price: share of a step that must be won for planning to take twice as long: other numbers of stages of GPT 39B
             might save 19% by their estimates, less their spread, and take as long as all before. They save nothing.
-        estimate_gap: relative gap between cost and bound of a sharding that is an estimate, or that is improved.
+        sharding_gap: relative gap between cost and bound of the sharding of a mesh: costs err by far more.
         negligible_cost: relative cost of a memory limit below which no other recomputation, and no other placement of
             copies, is tried: all of them do more work than the plan without a limit.
         sketch_cost: likewise where looks compare candidates: what they leave open is as much. A choice.
@@ -137,7 +138,7 @@ class EffortPolicy:
     large_gap: float = 0.03
     large_work: int = 500_000_000
     price: float = 0.3
-    estimate_gap: float = 1e-2
+    sharding_gap: float = PLAN_GAP
     negligible_cost: float = 1e-3
     sketch_cost: float = 0.05
     least_gain: float = 0.005
@@ -150,6 +151,22 @@ class EffortPolicy:
     def gap_after(self, work: int) -> float:
         """The gap after so many work units."""
         return self.large_gap if work >= self.large_work else self.gap
+
+    @property
+    def estimate_gap(self) -> float:
+        """Gap of a sharding that is an estimate, or that is improved: that of regions."""
+        return max(self.gap, self.sharding_gap)
+
+    def after(self, work: int) -> EffortPolicy:
+        """Effort of a piece of work after so many work units.
+
+        Once ``large_work`` is spent a stage is sharded as near to its bound as a region has to be, and what a memory
+        limit costs below that is negligible.
+        """
+        if work < self.large_work:
+            return self
+        least = max(self.gap, self.negligible_cost)
+        return replace(self, sharding_gap=self.estimate_gap, negligible_cost=least)
 
 
 @dataclass(frozen=True)

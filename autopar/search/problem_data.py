@@ -135,7 +135,13 @@ def _on_any_mesh(problem: Problem) -> Conditions:
     return replace(known, job=replace(known.job, mesh_shape=None), policy=policy, subproblem=subproblem)
 
 
-def without_room(problem: Problem, what: str, of: tuple[Hashable, ...], make: Callable[[Meter], Value]) -> Value:
+def without_room(
+    problem: Problem,
+    what: str,
+    of: tuple[Hashable, ...],
+    make: Callable[[Meter], Value],
+    cutoff_s: float = math.inf,
+) -> Value:
     """An answer about a problem that does not depend on its memory limit; its work counts once in a search.
 
     Args:
@@ -143,8 +149,9 @@ def without_room(problem: Problem, what: str, of: tuple[Hashable, ...], make: Ca
         what: kind of answer.
         of: everything that it depends on besides the problem.
         make: makes it, and counts its work.
+        cutoff_s: seconds that it has to stay below to be of use.
     """
-    return problem.store.counted(key_without_room(problem, what, *of), problem.meter, make)
+    return problem.store.counted(key_without_room(problem, what, *of), problem.meter, make, Room(cutoff_s=cutoff_s))
 
 
 def key_without_room(problem: Problem, what: str, *of: Hashable) -> Key:

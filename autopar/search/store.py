@@ -3,7 +3,8 @@
 `Store.key` makes all keys, `Room.answers` is the one rule of dominance:
 
     an answer that needs no more than a smaller room holds is the answer in the smaller room,
-    where nothing was found, nothing is found in a smaller room.
+    where nothing was found, nothing is found in a smaller room,
+    a solution whose bound is below two cutoffs is the same by both: neither has ended its search.
 
 Answers follow from their keys and rooms, so no plan depends on what is kept. A store counts the work of an answer once.
 """
@@ -24,6 +25,7 @@ from autopar.plan import PlanContent
 from autopar.search.outcome import Bounded
 from autopar.simulate.memory import lasting_bytes
 from autopar.solver.meter import Meter
+from autopar.solver.solution import Solution
 
 #: Numbers in arrays beyond which the answers are dropped that were not asked for for longest: 400 MB.
 _MOST_ENTRIES = 50_000_000
@@ -94,6 +96,8 @@ class Room:
         """
         more = (-self.limit_bytes, self.in_flight, self.others), (-asked.limit_bytes, asked.in_flight, asked.others)
         is_smaller = all(known <= wanted for known, wanted in zip(*more, strict=True))
+        if isinstance(value, Solution):
+            return self == asked or value.lower_bound <= min(self.cutoff_s, asked.cutoff_s)
         if not isinstance(value, PlanContent):
             return is_smaller and asked.cutoff_s <= self.cutoff_s
         stage = value.stages[0]
@@ -155,23 +159,26 @@ class Store:
         """An answer that needs no room, made if it is not there. Its work counts for whoever makes it."""
         return self.counted(key, None, lambda _: make())
 
-    def counted(self, key: Key, meter: Meter | None, make: Callable[[Meter], Value]) -> Value:
+    def counted(self, key: Key, meter: Meter | None, make: Callable[[Meter], Value], room: Room = Room()) -> Value:
         """`once`, whose work counts for all who ask, once in a search.
 
         Args:
             key: of the answer.
             meter: of who asks.
             make: makes it, and counts its work.
+            room: that it has to fit into.
         """
         with self.lock:
-            entries = self.answers.get(key)
-            if entries:
+            every = self.answers.get(key, ())
+            entry = next((e for e in every if e.room.answers(e.value, room, any_that_fits=False)), None)
+            if entry is not None:
                 self.answers.move_to_end(key)
-        if entries:
-            entry = entries[0]
-        else:
-            work = Meter()
-            entry = _Entry(make(work), Room(), work, key.text)
+        if entry is None:
+            work, text = Meter(), key.text
+            answer = make(work)
+            if text is not None and isinstance(answer, Solution) and answer.lower_bound > room.cutoff_s:
+                text = f"{text} {room}"  # given up
+            entry = _Entry(answer, room, work, text)
             self._keep(key, entry)
         if meter is not None:
             count_once(entry.text, meter, entry.meter)

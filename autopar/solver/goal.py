@@ -30,20 +30,27 @@ class Goal:
         cutoff: cost of what the caller has: once the bound is above it the problem is given up.
         offset: cost that is certain and no part of the problem at hand.
         alone: whether the caller solves few problems: small ones are proven in numpy, and no compiled loops are loaded.
+        least: bound that is known before, of the whole cost: that without the memory limit holds within it.
     """
 
     gap: float = 0.0
     cutoff: float = math.inf
     offset: float = 0.0
     alone: bool = False
+    least: float = -math.inf
 
     def reached(self, cost: float, bound: float) -> bool:
         """Whether a choice of so much, under a bound, is good enough."""
+        bound = self.known(bound)
         return cost <= bound or (cost < math.inf and cost - bound <= self.gap * abs(cost + self.offset))
+
+    def known(self, bound: float) -> float:
+        """A bound, or what is known before where that is more."""
+        return max(bound, self.least - self.offset)
 
     def hopeless(self, bound: float) -> bool:
         """Whether a bound says that nothing is of use."""
-        return bound + self.offset > self.cutoff
+        return self.known(bound) + self.offset > self.cutoff
 
     def saves_little(self, bound: float, share: float) -> bool:
         """Whether a bound says that no choice costs less than the cutoff by more than a share of it."""

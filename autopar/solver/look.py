@@ -74,7 +74,7 @@ def first_look(
     if start is not None and (begin := projected(contracted, packed, start)) is not None:
         dual.note(begin)
     _Ascent(dual, goal.less(packed.constant)).run(steps)
-    bound = dual.bound + packed.constant
+    bound = max(dual.bound + packed.constant, goal.least)
     best = () if dual.choice is None else lifted(contracted, packed, dual.choice)
     best = _better(problem, best, start)
     if not best:

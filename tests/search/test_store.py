@@ -21,6 +21,7 @@ from autopar.search.problem_data import PlannedBy, key_of_plan, room_of
 from autopar.search.stage_planning.shared import StagePlanner
 from autopar.search.store import Key, Room, Store
 from autopar.solver.meter import Meter, Work
+from autopar.solver.solution import Solution, Status
 from tests.search.inter.test_tiny_steps import problem
 from tests.search.problems import toy
 
@@ -108,6 +109,27 @@ def test_work_counts_once_for_all_who_ask() -> None:
     assert first.total() == second.total() == {Work.CELLS: 7}
     first.merge(second)
     assert first.total() == {Work.CELLS: 7}
+
+
+def test_a_solution_below_two_cutoffs_is_the_same_by_both() -> None:
+    store, made = Store(), list[float]()
+
+    def found(cutoff_s: float) -> Solution:
+        def make(own: Meter) -> Solution:
+            made.append(cutoff_s)
+            own.add(Work.SWEPT, 5)
+            bound = 2.0 if cutoff_s >= 2.0 else 1.5  # what exceeds the cutoff ends the search
+            return Solution(Status.FEASIBLE, (0,), 3.0, bound, 0.0, "look")
+
+        return store.counted(KEY, meter, make, Room(cutoff_s=cutoff_s))
+
+    meter = Meter()
+    assert [found(cutoff_s).lower_bound for cutoff_s in (1.0, 4.0, math.inf, 2.5, 1.0, 1.2)] == [1.5, 2, 2, 2, 1.5, 1.5]
+    assert made == [1.0, 4.0, 1.2]
+    other = Meter()
+    store.counted(KEY, other, lambda _: pytest.fail("made again"), Room(cutoff_s=3.0))
+    assert other.total()[Work.SWEPT] == 5
+    assert meter.total()[Work.SWEPT] == 15, "each that was given up counts, and the whole one once"
 
 
 def test_a_key_has_everything_but_the_room() -> None:

@@ -12,6 +12,7 @@ from autopar.solver import first_look as look_if_worth
 from autopar.solver.evaluate import is_feasible, objective
 from autopar.solver.goal import FEW_NODES, PLAN_GAP, TINY, Goal
 from autopar.solver.look import first_look
+from autopar.solver.meter import Meter, Work
 from autopar.solver.problem import ChoiceProblem
 from tests.solver.problems import dense_problem, grid, random_problem, with_usages
 
@@ -52,6 +53,32 @@ def test_a_look_ends_where_its_bound_is_above_the_cutoff(seed: int) -> None:
     cut = first_look(problem, Goal(cutoff=whole.lower_bound / 2))
     assert cut.lower_bound > whole.lower_bound / 2
     assert cut.lower_bound <= whole.objective
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_a_bound_that_is_known_ends_a_look_sooner_and_stays_true(seed: int) -> None:
+    limited = with_usages(random_problem(seed), seed, 0.7)
+    wanted, free = solve(limited), first_look(replace(limited, limit_bytes=None))
+    metered = [replace(limited, meter=Meter()) for _ in range(2)]
+    plain = first_look(metered[0], Goal(0.2))
+    known = first_look(metered[1], Goal(0.2, least=free.lower_bound))
+    assert known.lower_bound >= min(free.lower_bound, known.objective)
+    assert known.lower_bound <= wanted.objective + 1e-9 * max(1.0, abs(wanted.objective))
+    assert bool(known.choice) == bool(plain.choice)
+    swept = [problem.meter.total().get(Work.SWEPT, 0) for problem in metered]
+    assert swept[1] <= swept[0]
+    hopeless = first_look(limited, Goal(cutoff=free.lower_bound - 1.0, least=free.lower_bound))
+    assert hopeless.status is Status.INFEASIBLE or hopeless.lower_bound >= min(free.lower_bound, hopeless.objective)
+
+
+@pytest.mark.parametrize("seed", [2, 3])
+def test_looks_end_sooner_by_a_bound_that_is_known(seed: int) -> None:
+    limited = with_usages(dense_problem(seed), seed, 0.7)
+    free = first_look(replace(limited, limit_bytes=None))
+    metered = [replace(limited, meter=Meter()) for _ in range(2)]
+    first_look(metered[0], Goal(0.01))
+    first_look(metered[1], Goal(0.01, least=free.lower_bound))
+    assert metered[1].meter.total()[Work.SWEPT] < metered[0].meter.total()[Work.SWEPT]
 
 
 def test_the_start_is_never_lost() -> None:

@@ -26,7 +26,7 @@ from autopar.search.profiling.layer_costs import LayerCosts, RecomputationCosts
 from autopar.search.source import Sliced
 from autopar.search.store import Key, count_once
 from autopar.solver import Solution
-from autopar.solver.goal import PLAN_GAP, Goal
+from autopar.solver.goal import Goal
 from autopar.stages import StageMap
 
 
@@ -117,7 +117,7 @@ def _without_limit(problem: Problem, mesh: LogicalMesh) -> tuple[ShardingProblem
     meshes = MeshSearch(problem)
     sharding_problem = meshes.program(mesh)
     look = meshes.look(sharding_problem)
-    if look is not None and Goal(PLAN_GAP).reached(look.objective, look.lower_bound):
+    if look is not None and Goal(problem.policy.effort.sharding_gap).reached(look.objective, look.lower_bound):
         return sharding_problem, look
     return sharding_problem, meshes.unlimited(sharding_problem, look)
 

@@ -271,14 +271,14 @@ def _is_short(pipeline: ScheduledStages, content: PlanContent) -> bool:
 
 
 def limit_is_negligible(content: PlanContent, negligible: float) -> bool:
-    """Whether the plan takes hardly longer than any would without a memory limit: other configurations do more work.
+    """Whether a memory limit costs hardly anything, before what is hidden: other configurations do more work.
 
     Args:
         content: the plan.
         negligible: relative cost up to which it is hardly longer.
     """
-    least = content.search.unlimited_s
-    return least is not None and content.search.objective <= (1 + negligible) * least
+    least_s = content.search.unlimited_s
+    return least_s is not None and cost_of_limit_s(content) <= negligible * least_s
 
 
 def seconds_with_moves(content: PlanContent, cost: CostModel) -> float:

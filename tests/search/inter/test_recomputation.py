@@ -8,6 +8,7 @@ import pytest
 import autopar
 from autopar import InfeasiblePlanError
 from autopar.cluster import Cluster, Device, LinkSpec, NodeGroup
+from autopar.plan import Considered
 from autopar.search.alpa import alpa
 from autopar.search.policy import EffortPolicy
 from autopar.search.stage_planning.stage import limit_is_negligible
@@ -83,11 +84,17 @@ def test_a_limit_that_costs_nothing_is_no_reason_to_compute_anew():
     fn, args = mlp.build(abstract=True, **SHAPE)
     content = alpa(problem_of(fn, args, cluster())).content
 
-    def says(objective, least):
-        search = msgspec.structs.replace(content.search, objective=objective, unlimited_s=least)
-        return limit_is_negligible(msgspec.structs.replace(content, search=search), NEGLIGIBLE)
+    def says(sum_s, least_s, hidden_s=0.0):
+        considered = (Considered("mesh 4", sum_s, None, "chosen"),)
+        objective = sum_s + hidden_s
+        search = msgspec.structs.replace(
+            content.search, objective=objective, unlimited_s=least_s, considered=considered
+        )
+        within = msgspec.structs.replace(content, search=search, memory_bound=True)
+        return limit_is_negligible(within, NEGLIGIBLE)
 
     assert says(1.0005, 1.0) and not says(1.002, 1.0)
+    assert says(1.0005, 1.0, hidden_s=0.1)  # an answer of a greater sum, more of which is hidden
     assert not says(1.0, None)  # not known, as where nothing fits without a limit on some mesh
 
 

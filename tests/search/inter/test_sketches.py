@@ -21,6 +21,7 @@ from autopar.search.single_stage import OneStagePlanner
 from autopar.search.sketches import limit_cost, may_gain, sketch
 from autopar.search.stage_planning import stage
 from autopar.search.stage_planning.busy import least_of_looks_s
+from autopar.search.stage_planning.candidate import plan_candidate
 from autopar.search.store import Store
 from examples import mlp
 from tests.search.inter.test_busy import content_of
@@ -78,6 +79,24 @@ def test_a_look_ends_once_its_stages_take_as_long(layered):
     assert 1 <= len(stages) < needed
     in_time = sketch(CuttableStep(another, layered.source, intra), first, cutoff_s=1.5 * whole.step_time)
     assert in_time is not None and in_time.step_time == pytest.approx(whole.step_time)
+
+
+def test_stages_are_planned_for_the_schedule_in_which_the_look_is_the_fastest(monkeypatch):
+    tried = []
+
+    def noted(step, candidate, *args, **kwargs):
+        plan = plan_candidate(step, candidate, *args, **kwargs)
+        tried.append((candidate, plan))
+        return plan
+
+    monkeypatch.setattr("autopar.search.sketches.plan_candidate", noted)
+    monkeypatch.setattr("autopar.search.pipeline_trials.plan_candidate", noted)
+    plan = planned(memory=400_000)
+    look = min((p for c, p in tried if c.shares_plans and isinstance(p, autopar.Plan)), key=lambda p: p.step_time)
+    exact = next(c for c, _ in tried if not c.shares_plans)
+    assert look.schedule != "1f1b"
+    assert exact.schedule is not None and exact.schedule.name == look.schedule
+    assert plan.step_time <= look.step_time
 
 
 def test_near_a_first_pipeline_are_other_numbers_of_stages_and_other_meshes(layered):

@@ -1,9 +1,10 @@
 """A step whose inside works on padded dims: what it takes and returns has the sizes that the user gave.
 
 Inputs are padded with zeros and results cut. Operators work on the padding as on the rest; where one adds up or takes
-the largest along a padded dim, the padding is filled with what does not count there. An operator that takes such a dim
-in another way gets it without its padding. Of a stage of a pipeline the loop over microbatches runs on padded dims:
-state enters it with padding, what comes with a microbatch gets its own inside, and what other stages are sent has none.
+the largest along a padded dim, or windows slide over it, the padding is filled with what does not count there. Windows
+over padding alone make padding. An operator that takes such a dim in another way gets it without its padding. Of a
+stage of a pipeline the loop over microbatches runs on padded dims: state enters it with padding, what comes with a
+microbatch gets its own inside, and what other stages are sent has none.
 """
 
 from __future__ import annotations
@@ -33,22 +34,32 @@ Params: TypeAlias = dict[str, Any]
 #: By primitive the operands whose padding is filled, and the loops along which it does not count.
 _FILLED: Mapping[str, tuple[Sequence[int], str]] = MappingProxyType(
     {
+        "conv_general_dilated": ((0, 1), "sum"),
         "dot_general": ((0, 1), "sum"),
         "reduce_and": ((0,), "and"),
         "reduce_max": ((0,), "max"),
         "reduce_min": ((0,), "min"),
         "reduce_or": ((0,), "or"),
         "reduce_sum": ((0,), "sum"),
+        "pad": ((0,), "sum"),
+        "reduce_window_max": ((0,), "max"),
+        "reduce_window_min": ((0,), "min"),
+        "reduce_window_sum": ((0,), "sum"),
         "scatter-add": ((2,), "sum"),
         "scatter-sub": ((2,), "sum"),
     }
 )
 #: Whose results have the padding of their operand, whatever it is; a zero stays one.
 _MOVES = ("broadcast_in_dim", "convert_element_type", "copy", "neg", "reshape", "squeeze", "transpose")
+#: Whose windows slide over padding as over the rest.
+_WINDOWED = (
+    "conv_general_dilated", "pad", "reduce_window_max", "reduce_window_min", "reduce_window_sum",
+    "select_and_scatter_add", "slice",
+)  # fmt: skip
 #: Whose parameters hold whatever the sizes are of the dims that are loops.
 _SIZELESS = ELEMENTWISE | {
     "argmax", "argmin", "concatenate", "copy", "cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum", "dot_general",
-    "optimization_barrier", "pad", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_sum", "rev",
+    "optimization_barrier", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_sum", "rev",
     "scatter-add", "scatter-sub", "sort", "squeeze", "stop_gradient", "top_k", "transpose",
 }  # fmt: skip
 
@@ -245,7 +256,7 @@ class _Run:
         rule = splits_by_loops(op, self.graph.operand_types(op))
         if rule is None or (op.primitive not in _SIZELESS and op.primitive not in _ADAPTED):
             return None
-        loops = {place for _, place in labelled(op, rule)}
+        loops = {place for _, place in labelled(op, rule, windows=op.primitive in _WINDOWED)}
         for name in (*op.reads, *(v.name for v in op.results)):
             full = self.graph.types[name].shape
             grown = zip(full, self._shape(name, full), strict=True)
@@ -255,7 +266,8 @@ class _Run:
         which, reduce = _FILLED.get(op.primitive, ((), ""))
         for i in which:
             for d, factor in enumerate(rule.operands[i]):
-                if factor is not None and rule.factors[factor].reduce is not None:
+                loop = None if factor is None else rule.factors[factor]
+                if loop is not None and (loop.reduce is not None or loop.halo is not None):
                     filled = _Padded(arrays[i], operands[i].shape, operands[i].zero)
                     arrays[i] = filled.filled(d, reduce)
         adapt = _ADAPTED.get(op.primitive)
@@ -287,9 +299,90 @@ def _reshape(
 
 
 def _slice(op: Operator, operands: list[_Padded], arrays: list[Any], params: Params, shape: Shape) -> list[Any] | None:
-    """Dims that are taken whole are taken with their padding."""
-    limits = zip(params["limit_indices"], operands[0].shape, arrays[0].shape, strict=True)
-    params["limit_indices"] = tuple(m if m != n else limit for limit, n, m in limits)
+    """Dims that are taken whole are taken with their padding, of others as much as makes padding behind the part."""
+    array, strides = arrays[0], params["strides"] or (1,) * len(shape)
+    starts, limits = list(params["start_indices"]), list(params["limit_indices"])
+    for d, (n, m) in enumerate(zip(operands[0].shape, array.shape, strict=True)):
+        if (starts[d], limits[d], strides[d]) == (0, n, 1):
+            limits[d] = m
+        elif (n, op.results[0].type.shape[d]) != (m, shape[d]):
+            taken = (shape[d] - 1) * strides[d] + 1
+            if starts[d] + taken > m:
+                config = [(0, 0, 0)] * len(shape)
+                config[d] = (-starts[d], starts[d] + taken - m, 0)
+                array, starts[d] = lax.pad(array, jnp.zeros((), array.dtype), config), 0
+            limits[d] = starts[d] + taken
+    params["start_indices"], params["limit_indices"] = tuple(starts), tuple(limits)
+    return [array, *arrays[1:]]
+
+
+def _behind(size: int, count: int, taps: int, steps: tuple[int, int, int], low: int) -> int:
+    """Padding behind a dim of ``size`` with which windows are as many as ``count``; arguments as of `Halo.sliding`."""
+    step, spread, dilation = steps
+    return (count - 1) * step + (taps - 1) * spread - (size - 1) * dilation - low
+
+
+def _conv(op: Operator, operands: list[_Padded], arrays: list[Any], params: Params, shape: Shape) -> list[Any] | None:
+    """Windows over dims with their padding; a padded dim of features or examples in groups must be cut."""
+    numbers, padding = params["dimension_numbers"], list(params["padding"])
+    grouped = [(0, numbers.lhs_spec[1])] * (params["feature_group_count"] > 1)
+    grouped += [(0, numbers.lhs_spec[0])] * (params["batch_group_count"] > 1)
+    grouped += [(1, numbers.rhs_spec[0])] * (len(grouped) > 0)
+    if any(arrays[n].shape[d] != operands[n].shape[d] for n, d in grouped):
+        return None
+    dims = zip(numbers.lhs_spec[2:], numbers.rhs_spec[2:], numbers.out_spec[2:], strict=True)
+    for n, (at, in_kernel, in_result) in enumerate(dims):
+        steps = params["window_strides"][n], params["rhs_dilation"][n], params["lhs_dilation"][n]
+        sizes = arrays[0].shape[at], shape[in_result], arrays[1].shape[in_kernel]
+        if sizes != (operands[0].shape[at], op.results[0].type.shape[in_result], operands[1].shape[in_kernel]):
+            padding[n] = padding[n][0], _behind(*sizes, steps, padding[n][0])
+    params["padding"] = tuple(padding)
+    return arrays
+
+
+def _slid(params: Params, size: Shape, count: Shape, before: tuple[Shape, Shape]) -> None:
+    """Windows of a window's reduction over dims of ``size`` with padding, ``count`` of them; ``before`` without it."""
+    rank = len(params["window_dimensions"])
+    spread, base = (params.get(name) or (1,) * rank for name in ("window_dilation", "base_dilation"))
+    padding = list(params["padding"])
+    for d, taps in enumerate(params["window_dimensions"]):
+        if (size[d], count[d]) != (before[0][d], before[1][d]):
+            steps = params["window_strides"][d], spread[d], base[d]
+            padding[d] = padding[d][0], _behind(size[d], count[d], taps, steps, padding[d][0])
+    params["padding"] = tuple(padding)
+
+
+def _reduce_window(
+    op: Operator, operands: list[_Padded], arrays: list[Any], params: Params, shape: Shape
+) -> list[Any] | None:
+    """Windows over dims with their padding."""
+    _slid(params, arrays[0].shape, shape, (operands[0].shape, op.results[0].type.shape))
+    return arrays
+
+
+def _select_and_scatter_add(
+    op: Operator, operands: list[_Padded], arrays: list[Any], params: Params, shape: Shape
+) -> list[Any] | None:
+    """Gradients of windows with padding are 0, and no element of padding is the largest of a window."""
+    source, values = operands
+    for d in range(len(shape)):
+        source = replace(source, array=source.filled(d, "sum"))
+        values = replace(values, array=values.filled(d, "max" if params["select_prim"].name == "ge" else "min"))
+    _slid(params, values.array.shape, source.array.shape, (values.shape, source.shape))
+    return [source.array, values.array]
+
+
+def _pad(op: Operator, operands: list[_Padded], arrays: list[Any], params: Params, shape: Shape) -> list[Any] | None:
+    """Zeros before, between and behind the elements of a dim with padding, which is 0."""
+    config = list(params["padding_config"])
+    for d, (low, high, between) in enumerate(config):
+        sizes = arrays[0].shape[d], shape[d]
+        if (low, high, between) == (0, 0, 0) or sizes == (operands[0].shape[d], op.results[0].type.shape[d]):
+            continue
+        if not operands[1].zero:
+            return None
+        config[d] = low, _behind(*sizes, 1, (1, 1, between + 1), low), between
+    params["padding_config"] = tuple(config)
     return arrays
 
 
@@ -337,11 +430,17 @@ def _inside(indices: Any, dims: Sequence[int], clamped: bool, before: Shape, aft
 _ADAPTED: Mapping[str, _Adapt] = MappingProxyType(
     {
         "broadcast_in_dim": _sized("shape"),
+        "conv_general_dilated": _conv,
         "gather": _gather,
         "iota": _sized("shape"),
+        "pad": _pad,
+        "reduce_window_max": _reduce_window,
+        "reduce_window_min": _reduce_window,
+        "reduce_window_sum": _reduce_window,
         "reshape": _reshape,
         "scatter-add": _scatter,
         "scatter-sub": _scatter,
+        "select_and_scatter_add": _select_and_scatter_add,
         "slice": _slice,
     }
 )

@@ -1,14 +1,18 @@
 """Dims that the devices do not divide, and the sizes to which they may be padded.
 
 Dims that operators must split together (the loops of their rules) form a class: a vocabulary in its table, in logits
-and in moments; heads, and the width that they are a part of. A class is padded as a whole.
+and in moments; heads, and the width that they are a part of. Where windows slide over a dim, the dim and that of the
+windows are of one class too, whatever their sizes: the rows of images before and after a convolution. Shards of both
+then have elements in the ratio of the windows' step, so that a shard needs no more than edges of its neighbours. A
+class is padded as a whole.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -17,6 +21,7 @@ from autopar.ir.loops import Scan
 from autopar.ir.phases import is_stage_loop
 from autopar.ir.primitives import REGIONS
 from autopar.sharding.factors import Rule
+from autopar.sharding.halo import Halo
 from autopar.sharding.registry import rule_for
 from autopar.sharding.rules.elementwise import is_number
 
@@ -31,23 +36,20 @@ class PaddedDims:
     """A class of dims that is padded.
 
     Args:
-        size: of its unit: each of its dims is a multiple of it.
-        padded: size of the unit with padding.
-        places: its dims.
+        sizes: its dims, each with its size with padding.
     """
 
-    size: int
-    padded: int
-    places: tuple[Place, ...]
+    sizes: tuple[tuple[Place, int], ...]
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Its dims."""
+        return tuple(place for place, _ in self.sizes)
 
     def representative(self, graph: Graph) -> PaddedDim:
         """One dim of the class, of ``graph``, with its size: the first outside of the loop of a stage, if any is."""
-        name, d = next((place for place in self.places if place[0] in graph.types), self.places[0])
-        return name, d, self.size_of(types_of(graph)[name].shape[d])
-
-    def size_of(self, size: int) -> int:
-        """Size with padding of a dim of ``size``."""
-        return size // self.size * self.padded
+        (name, d), size = next((s for s in self.sizes if s[0][0] in graph.types), self.sizes[0])
+        return name, d, size
 
 
 @dataclass(frozen=True)
@@ -65,9 +67,9 @@ class Padding:
         shapes: dict[str, tuple[int, ...]] = {}
         types = types_of(graph)
         for c in self.classes:
-            for name, d in c.places:
+            for (name, d), size in c.sizes:
                 shape = shapes.get(name, types[name].shape)
-                shapes[name] = (*shape[:d], c.size_of(shape[d]), *shape[d + 1 :])
+                shapes[name] = (*shape[:d], size, *shape[d + 1 :])
         return MappingProxyType(shapes)
 
 
@@ -110,15 +112,85 @@ def splits_by_loops(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule
     return rule if known else None
 
 
-def labelled(op: Operator, rule: Rule) -> Iterator[tuple[int, Place]]:
-    """(loop, place) of all dims of an operator's values that are loops; windows and rings are left out."""
+def labelled(op: Operator, rule: Rule, *, windows: bool = False) -> Iterator[tuple[int, Place]]:
+    """(loop, place) of all dims of an operator's values that are loops; what travels around a ring is left out.
+
+    Args:
+        op: the operator.
+        rule: of it.
+        windows: whether dims over which windows slide are among them.
+    """
     values = (*op.operands, *(v.name for v in op.results))
     for name, dims in zip(values, (*rule.operands, *rule.results), strict=True):
         for d, factor in enumerate(dims):
-            if not isinstance(name, str) or factor is None:
+            if not isinstance(name, str) or factor is None or rule.factors[factor].travels:
                 continue
-            if rule.factors[factor].halo is None and not rule.factors[factor].travels:
+            halo = rule.factors[factor].halo
+            if halo is None or (windows and _ends(halo)):
                 yield factor, (name, d)
+
+
+def _ends(halo: Halo) -> bool:
+    """Whether there is nothing beyond the ends of a dim: no other end, and no border that is made of its elements."""
+    return not halo.wraps and not halo.least
+
+
+def _slides(op: Operator, rule: Rule) -> Iterator[tuple[Place, Place, Fraction]]:
+    """(dim over which windows slide, dim of the windows, elements a window) of an operator."""
+    values = (*op.operands, *(v.name for v in op.results))
+    labels, last = (*rule.operands, *rule.results), len(values) - 1
+    for number, factor in enumerate(rule.factors):
+        halo = factor.halo
+        if halo is None or not _ends(halo):
+            continue
+        places = {
+            t: (name, labels[t].index(number))
+            for t, name in enumerate(values)
+            if isinstance(name, str) and number in labels[t]
+        }
+        elements = {factor.halo_operand, last} if halo.returns else {factor.halo_operand}
+        for t, place in places.items():
+            if factor.halo_operand in places and t not in elements:
+                yield places[factor.halo_operand], place, Fraction(halo.step, halo.dilation)
+            elif t == last and halo.returns and factor.halo_operand in places:
+                yield places[factor.halo_operand], place, Fraction(1)
+
+
+@dataclass(frozen=True)
+class _Class:
+    """Dims that are padded together.
+
+    Args:
+        parts: its dims by size: those of which each is a multiple of a unit, the unit, and the number of elements of
+            a shard for each of the part with the fewest.
+    """
+
+    parts: tuple[tuple[tuple[Place, ...], int, int], ...]
+
+    @property
+    def shared(self) -> int:
+        """The largest number of shards that divides all its dims."""
+        return math.gcd(*(unit for _, unit, _ in self.parts))
+
+    @property
+    def elements(self) -> int:
+        """Elements of a unit of each part together."""
+        return sum(unit for _, unit, _ in self.parts)
+
+    def units(self, shards: int) -> tuple[int, ...]:
+        """Units of the parts with padding, so that ``shards`` divide them in the ratio of the parts."""
+        least = max(-(-unit // (shards * ratio)) for _, unit, ratio in self.parts)
+        return tuple(least * shards * ratio for _, _, ratio in self.parts)
+
+    def padded(self, units: Sequence[int], types: Mapping[str, TensorType]) -> PaddedDims:
+        """The class with padding, with these units of its parts."""
+        return PaddedDims(
+            tuple(
+                ((name, d), types[name].shape[d] // unit * padded)
+                for (places, unit, _), padded in zip(self.parts, units, strict=True)
+                for name, d in places
+            )
+        )
 
 
 def classes(graph: Graph) -> tuple[tuple[Place, ...], ...]:
@@ -127,8 +199,41 @@ def classes(graph: Graph) -> tuple[tuple[Place, ...], ...]:
     Bodies of operators are not looked into, but for the loop of a stage: what others take and return is in no class by
     them. Values that stages send each other keep their sizes.
     """
-    joined = _Classes(graph)
-    return tuple(tuple(places) for places in joined.all())
+    return tuple(tuple(p for places, _, _ in c.parts for p in places) for c in _classes(graph))
+
+
+def _classes(graph: Graph) -> list[_Class]:
+    """`classes`, with the sizes of their parts."""
+    joined, types = _Joined(graph), types_of(graph)
+    parts = joined.all()
+    of_place = {place: n for n, places in enumerate(parts) for place in places}
+    units = [math.gcd(*(types[name].shape[d] for name, d in places)) for places in parts]
+    links: dict[int, list[tuple[int, Fraction]]] = {}
+    for elements, windows, ratio in joined.slides:
+        one, other = of_place[elements], of_place[windows]
+        links.setdefault(one, []).append((other, 1 / ratio))
+        links.setdefault(other, []).append((one, ratio))
+    all_classes, left = [], dict.fromkeys(range(len(parts)))
+    while left:
+        first = next(iter(left))
+        ratios, todo, agree = {first: Fraction(1)}, [first], True
+        while todo:
+            part = todo.pop()
+            for other, ratio in links.get(part, ()):
+                if other not in ratios:
+                    ratios[other] = ratios[part] * ratio
+                    todo.append(other)
+                agree &= ratios[other] == ratios[part] * ratio
+        agree &= all(units[n] for n in ratios)
+        # Windows that slide by different steps over the same dims: no shards have edges of neighbours alone.
+        together = [sorted(ratios)] if agree else [[n] for n in sorted(ratios)]
+        for numbers in together:
+            scale = [ratios[n] for n in numbers]
+            common = Fraction(math.gcd(*(r.numerator for r in scale)), math.lcm(*(r.denominator for r in scale)))
+            all_classes.append(_Class(tuple((tuple(parts[n]), units[n], int(ratios[n] / common)) for n in numbers)))
+        for n in ratios:
+            del left[n]
+    return all_classes
 
 
 def candidates(graph: Graph, shards: int, most_waste: float) -> tuple[PaddedDims, ...]:
@@ -139,20 +244,19 @@ def candidates(graph: Graph, shards: int, most_waste: float) -> tuple[PaddedDims
         shards: devices.
         most_waste: padding as a share of the size, at most.
     """
-    padded_classes, by_name = [], types_of(graph)
-    if all(padded_size(n, shards, most_waste) == n for n in _common_divisors(by_name.values())):
+    padded_classes, types = [], types_of(graph)
+    if all(padded_size(n, shards, most_waste) == n for n in _common_divisors(types.values())):
         return ()  # whatever the classes are
-    for places in classes(graph):
-        types = [by_name[name] for name, _ in places]
-        size = math.gcd(*(t.shape[d] for t, (_, d) in zip(types, places, strict=True)))
-        padded = padded_size(size, shards, most_waste)
-        if padded != size and all(is_number(t.dtype) or t.dtype == "bool" for t in types):
-            padded_classes.append(PaddedDims(size, padded, places))
+    for c in _classes(graph):
+        units = _padded_units(c, shards, most_waste)
+        places = (place for places, _, _ in c.parts for place in places)
+        if units is not None and all(is_number(types[n].dtype) or types[n].dtype == "bool" for n, _ in places):
+            padded_classes.append(c.padded(units, types))
     return tuple(padded_classes)
 
 
 def _common_divisors(types: Iterable[TensorType]) -> set[int]:
-    """The greatest common divisors of all sets of sizes of dims: that of a class is among them."""
+    """The greatest common divisors of all sets of sizes of dims: those of the parts of a class are among them."""
     divisors: set[int] = set()
     for size in {n for t in types for n in t.shape if n > 1}:
         divisors |= {size, *(math.gcd(size, n) for n in divisors)}
@@ -167,11 +271,12 @@ def named(graph: Graph, dims: Collection[PaddedDim]) -> Padding:
         dims: of each class one dim, with its size when padded.
     """
     padded_classes, types = [], types_of(graph)
-    of_place = {place: places for places in classes(graph) for place in places}
+    of_place = {place: (c, n) for c in _classes(graph) for n, (places, _, _) in enumerate(c.parts) for place in places}
     for name, d, padded in dims:
-        places = of_place[name, d]
-        size = math.gcd(*(types[n].shape[i] for n, i in places))
-        padded_classes.append(PaddedDims(size, padded * size // types[name].shape[d], places))
+        c, n = of_place[name, d]
+        _, unit, ratio = c.parts[n]
+        shard = Fraction(padded * unit // types[name].shape[d], ratio)
+        padded_classes.append(c.padded([int(shard * r) for _, _, r in c.parts], types))
     return Padding(tuple(padded_classes))
 
 
@@ -196,17 +301,37 @@ def padded_size(size: int, shards: int, most_waste: float) -> int:
     return size
 
 
-class _Classes:
-    """Dims of a graph that are split together: a union of the loops of all operators."""
+def _padded_units(c: _Class, shards: int, most_waste: float) -> tuple[int, ...] | None:
+    """Least units of the parts of a class that more of ``shards`` divide; None where waste allows none.
+
+    Some part has a padding by itself. Arguments are those of `candidates`.
+    """
+    if all(padded_size(unit, shards, most_waste) == unit for _, unit, _ in c.parts):
+        return None
+    for n in range(shards, math.gcd(c.shared, shards), -1):
+        units = c.units(n)
+        if shards % n == 0 and c.shared > 0 and sum(units) <= (1 + most_waste) * c.elements:
+            return units
+    return None
+
+
+class _Joined:
+    """Dims of a graph that are split together: a union of the loops of all operators, and windows over dims."""
 
     def __init__(self, graph: Graph) -> None:
         self.parents: dict[Place, Place] = {}
+        self.slides: list[tuple[Place, Place, Fraction]] = []
         for prefix, inner, op in operators_of(graph):
             rule = None if op.primitive == "stage_boundary" else splits_by_loops(op, inner.operand_types(op))
             first: dict[int, Place] = {}
             for factor, (name, d) in () if rule is None else labelled(op, rule):
                 place = prefix + name, d
                 self._join(first.setdefault(factor, place), place)
+            for (one, d), (other, e), ratio in () if rule is None else _slides(op, rule):
+                elements, windows = (prefix + one, d), (prefix + other, e)
+                self._join(elements, elements)
+                self._join(windows, windows)
+                self.slides.append((elements, windows, ratio))
         for op in graph.operators:
             if is_stage_loop(op):
                 self._enter(graph, op)

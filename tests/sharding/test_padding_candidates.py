@@ -37,7 +37,7 @@ def looked_at(graph: Graph, shards: int, most_waste: float) -> tuple[padding.Pad
         size = math.gcd(*(types[name].shape[d] for name, d in places))
         padded = padding.padded_size(size, shards, most_waste)
         if padded != size:
-            found.append(padding.PaddedDims(size, padded, places))
+            found.append(padding.PaddedDims(tuple((p, types[p[0]].shape[p[1]] // size * padded) for p in places)))
     return tuple(found)
 
 
@@ -49,5 +49,5 @@ def test_candidates_are_all_classes_with_a_padding(sizes, shards, most_waste):
 
 def test_classes_are_not_made_where_no_size_has_a_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = layers([64, 16, 256, 8])
-    monkeypatch.setattr(padding, "classes", None)
+    monkeypatch.setattr(padding, "_classes", None)
     assert padding.candidates(graph, 8, 0.5) == ()

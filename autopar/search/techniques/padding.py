@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from autopar.cost.compute import operator_bytes, operator_flops
 from autopar.ir import Graph
@@ -83,9 +84,12 @@ def paddings(problem: Problem) -> list[tuple[PaddedDim, ...]]:
 
 
 def padding_notes(graph: Graph, padded: Sequence[PaddedDim]) -> tuple[str, ...]:
-    """A line on each class of dims that is padded: its size, and how much of the work is waste."""
+    """A line on each class of dims that is padded: its dim with most padding, and how much of the work is waste."""
     lines, types = [], types_of(graph)
-    for name, d, size in padded:
+    for dim in padded:
+        (of_class,) = named(graph, [dim]).classes
+        every = [dim, *((name, d, size) for (name, d), size in of_class.sizes)]
+        name, d, size = max(every, key=lambda place: Fraction(place[2], types[place[0]].shape[place[1]]))
         plain = types[name].shape[d]
         lines.append(
             f"dim {d} of {name} ({plain}), and all that is split with it, is padded to {size} inside of the step: "

@@ -62,6 +62,12 @@ def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
 
+@functools.cache
+def nodes(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """All nodes of a file, which most tests look at."""
+    return tuple(ast.walk(tree))
+
+
 def module_name(path: Path) -> str:
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -104,8 +110,8 @@ def mutable_state(tree: ast.Module) -> list[str]:
 
 def imported(tree: ast.Module) -> set[str]:
     """Top-level names of all libraries that are imported anywhere in a file."""
-    names = {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
-    names |= {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module and not n.level}
+    names = {a.name for n in nodes(tree) if isinstance(n, ast.Import) for a in n.names}
+    names |= {n.module for n in nodes(tree) if isinstance(n, ast.ImportFrom) and n.module and not n.level}
     return {name.partition(".")[0] for name in names}
 
 
@@ -209,7 +215,7 @@ CLOCKS = ("time", "perf_counter", "monotonic", "process_time")
 
 def clock_reads(tree: ast.Module) -> list[str]:
     """Clocks that a file reads, and time limits that it gives."""
-    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call)]
+    calls = [n for n in nodes(tree) if isinstance(n, ast.Call)]
     read = [ast.unparse(c.func) for c in calls if ast.unparse(c.func).rpartition(".")[2] in CLOCKS]
     return read + [k.arg for c in calls for k in c.keywords if k.arg == "time_limit_s"]
 
@@ -227,7 +233,7 @@ def test_no_clock_decides_in_the_search_of_pipelines() -> None:
 
 def test_a_clock_ends_a_solve_only_where_the_user_says_so() -> None:
     assert autopar.search.job.Solving().time_limit_s is None
-    calls = [n for n in ast.walk(parse(ROOT / "autopar" / "search" / "mesh_search.py")) if isinstance(n, ast.Call)]
+    calls = [n for n in nodes(parse(ROOT / "autopar" / "search" / "mesh_search.py")) if isinstance(n, ast.Call)]
     limits = [ast.unparse(k.value) for c in calls for k in c.keywords if k.arg == "time_limit_s"]
     assert limits == ["problem.solving.time_limit_s"]
 
@@ -263,7 +269,7 @@ NOT_IN_PROSE = ("alike", "anew", "beside", "crew")
 
 def names_given(tree: ast.AST) -> Iterator[str]:
     """Names that a file gives: of functions, classes, arguments, attributes and variables."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
         elif isinstance(node, ast.arg):
@@ -281,7 +287,7 @@ def words(name: str) -> set[str]:
 
 def variables(tree: ast.AST) -> Iterator[str]:
     """Names of arguments and variables that a file binds, and of fields that its classes declare."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.arg):
             yield node.arg
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -290,7 +296,7 @@ def variables(tree: ast.AST) -> Iterator[str]:
 
 def uses(tree: ast.AST) -> Iterator[str]:
     """Names that a file reads, imports, or has as a text."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
             yield node.id
         elif isinstance(node, ast.Attribute):
@@ -354,7 +360,7 @@ WITHOUT_A_SUBJECT = ("that", "those", "what", "who")
 
 def docstrings(tree: ast.Module) -> Iterator[str]:
     """Docstrings of a module, its classes and functions."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node)
             if text:
@@ -373,7 +379,7 @@ def test_no_module_level_mutable_state() -> None:
 
 
 def test_no_global_statements() -> None:
-    assert [module_name(p) for p in SOURCES if any(isinstance(n, ast.Global) for n in ast.walk(parse(p)))] == []
+    assert [module_name(p) for p in SOURCES if any(isinstance(n, ast.Global) for n in nodes(parse(p)))] == []
 
 
 @pytest.mark.parametrize(
@@ -412,7 +418,7 @@ def test_every_floor_is_known() -> None:
 
 def loaded_by_name(tree: ast.Module) -> set[str]:
     """Modules that a file imports by a name in text."""
-    calls = (n for n in ast.walk(tree) if isinstance(n, ast.Call) and n.args)
+    calls = (n for n in nodes(tree) if isinstance(n, ast.Call) and n.args)
     named = (c for c in calls if ast.unparse(c.func).rpartition(".")[2] in ("import_module", "__import__"))
     return {c.args[0].value for c in named if isinstance(c.args[0], ast.Constant)}
 
@@ -424,7 +430,7 @@ def drawing() -> dict[str, set[str]]:
     for path in SOURCES:
         tree = parse(path)
         wanted = loaded_by_name(tree)
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             if isinstance(node, ast.Import):
                 wanted |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
@@ -489,7 +495,7 @@ PREFIXES = ("in/", "out/", "held/", "piece/", "from/", "late/", "send/", "batch/
 
 def prefixes_read(tree: ast.Module) -> list[str]:
     """Prefixes of names that a file looks for in text, or writes itself."""
-    texts = (n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str))
+    texts = (n.value for n in nodes(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str))
     return [text for text in texts if text in PREFIXES]
 
 

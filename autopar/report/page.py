@@ -6,6 +6,7 @@ A script of the page itself searches and folds its tables; without scripts all o
 from __future__ import annotations
 
 import linecache
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -343,7 +344,7 @@ def text_of(place: str, folders: Sequence[Path] = ()) -> str:
     if not place_match:
         return ""
     files = {getattr(m, "__file__", None) or "" for m in tuple(sys.modules.values())}
-    here = [file for file in files if Path(file).name == place_match["file"]]
+    here = [file for file in files if os.path.basename(file) == place_match["file"]]
     if not here:
         here = sorted({str(f.resolve()) for folder in folders if (f := folder / place_match["file"]).is_file()})
     return linecache.getline(here[0], int(place_match["line"])).strip() if len(here) == 1 else ""

@@ -64,10 +64,14 @@ class StrategyRegistry:
         """Use ``strategy`` for ``name`` from now on."""
         self._added[name] = strategy
 
+    def known(self) -> Mapping[str, Strategy]:
+        """Names that need no look at installed packages, which takes 5 ms."""
+        return {**_BUILT_IN, **self._added}
+
     def table(self) -> dict[str, Strategy | None]:
         """Every name; None where an entry point is not loaded yet."""
         installed: dict[str, Strategy | None] = {p.name: None for p in entry_points(group=ENTRY_POINTS)}
-        return dict(sorted({**installed, **_BUILT_IN, **self._added}.items()))
+        return dict(sorted({**installed, **self.known()}.items()))
 
 
 _REGISTRY = StrategyRegistry()
@@ -91,6 +95,8 @@ def strategies() -> tuple[str, ...]:
 
 def strategy_named(name: str) -> Strategy:
     """The strategy called ``name``. Raises AutoparError, with near names, where there is none."""
+    if name in (known := _REGISTRY.known()):
+        return known[name]
     table = _REGISTRY.table()
     if name not in table:
         raise AutoparError(f"no search strategy is called {name!r}", remedy=known_names(name, table))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autopar.cluster import LogicalMesh
 from autopar.errors import InfeasiblePlanError
@@ -50,6 +51,7 @@ def solve_restricted(
     meshes = MeshSearch(problem, clock)
     sharding_problem = meshes.program(mesh)
     roles, choices = {i.name: i for i in problem.graph.inputs}, sharding_problem.problem
+    left: dict[int, NDArray[np.bool_]] = {}
     for v in sharding_problem.values.values():
         if v.node is None or not (v.source or allowed_on_demand):
             continue
@@ -58,10 +60,10 @@ def solve_restricted(
             if v.source or allowed_on_demand is None
             else allowed_on_demand(v.key, v.layouts)
         )
-        restricted = with_allowed(choices, {v.node: ok})
-        if v.source or np.isfinite(restricted.nodes[v.node].costs).any():
-            choices = restricted  # values that follow one node may allow nothing together
-    return Restricted(sharding_problem, meshes.solved(choices, gap=0.0))
+        both = left.get(v.node, np.isfinite(choices.nodes[v.node].costs)) & np.asarray(ok, bool)
+        if v.source or both.any():
+            left[v.node] = both  # values that follow one node may allow nothing together
+    return Restricted(sharding_problem, meshes.solved(with_allowed(choices, left), gap=0.0))
 
 
 def restricted_plan(

@@ -115,6 +115,7 @@ class _Entry:
         meter: its work, until that is counted.
         text: see `Key.text`.
         takers: who asked for it.
+        numbers: that take as many bytes as the answer.
     """
 
     value: Any
@@ -122,6 +123,10 @@ class _Entry:
     meter: Meter
     text: str | None
     takers: set[Hashable] = field(default_factory=set)
+    numbers: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.numbers = _numbers(self.value)
 
 
 @dataclass(eq=False)
@@ -132,11 +137,13 @@ class Store:
         answers: by key, the one that was asked for last at the end.
         parts: of keys that have a digest: equal ones are one.
         lock: held while something is looked up or kept: looks run in a thread while the next mesh is stated.
+        numbers: that take as many bytes as the answers.
     """
 
     answers: OrderedDict[Key, list[_Entry]] = field(default_factory=OrderedDict)
     parts: dict[Hashable, Hashable] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
+    numbers: int = field(default=0, init=False)
 
     def key(self, what: str, graph: Graph | None, *of: Hashable) -> Key:
         """Key of an answer.
@@ -146,7 +153,8 @@ class Store:
             graph: that it is about; None where it is about none.
             of: everything else that it depends on.
         """
-        of = tuple(self.parts.setdefault(part, part) if hasattr(part, "digest") else part for part in of)
+        # A digest is made where an answer is kept: the class says whether there is one.
+        of = tuple(self.parts.setdefault(part, part) if hasattr(type(part), "digest") else part for part in of)
         return Key(what, "" if graph is None else graph_digest(graph), of)
 
     def get(self, key: Key, default: Value) -> Value:
@@ -239,10 +247,10 @@ class Store:
         with self.lock:
             self.answers.setdefault(key, []).append(entry)
             self.answers.move_to_end(key)
-            total = sum(_numbers(e.value) for entries in self.answers.values() for e in entries)
-            while total > _MOST_ENTRIES and len(self.answers) > 1:
+            self.numbers += entry.numbers
+            while self.numbers > _MOST_ENTRIES and len(self.answers) > 1:
                 _, dropped = self.answers.popitem(last=False)
-                total -= sum(_numbers(e.value) for e in dropped)
+                self.numbers -= sum(e.numbers for e in dropped)
 
     def __reduce__(self) -> tuple[type[Store], tuple[()]]:
         return Store, ()

@@ -154,6 +154,11 @@ class SliceShares:
         return kinds
 
     @cached_property
+    def _priced(self) -> dict[tuple[int, int, int], float]:
+        """Seconds of operators of a kind, by the kind's place, length and tokens before it; those without keys by 0."""
+        return {}
+
+    @cached_property
     def _whole_s(self) -> float:
         return self._seconds(self.slicing.tokens, 0)
 
@@ -162,18 +167,29 @@ class SliceShares:
         return self._seconds(length, before) / self._whole_s
 
     def _seconds(self, length: int, before: int) -> float:
-        parts = self.microbatches * self.devices
         total = 0.0
-        for (op, types, states), count in self._kinds.items():
-            sizes = [_sized(t, s, length, before) for t, s in zip(types, states, strict=False)]
-            results = zip(op.results, states[len(types) :], strict=True)
-            sized = replace(op, results=tuple(replace(v, type=_sized(v.type, s, length, before)) for v, s in results))
-            flops = operator_flops(sized, sizes) / parts
-            nbytes = (
-                0.0 if is_fusible(op) else sum(t.nbytes for t in (*sizes, *(v.type for v in sized.results))) / parts
-            )
-            total += count * self.cost.operator_s(flops, nbytes, op.results[0].type.dtype, starts=not is_fusible(op))
+        for place, ((op, types, states), count) in enumerate(self._kinds.items()):
+            key = place, length, before if any(s is not None and s.keys is not None for s in states) else 0
+            if key not in self._priced:
+                self._priced[key] = self._operator_s(op, types, states, length, before)
+            total += count * self._priced[key]
         return total
+
+    def _operator_s(
+        self,
+        op: Operator,
+        types: Sequence[TensorType],
+        states: Sequence[TokenState | None],
+        length: int,
+        before: int,
+    ) -> float:
+        parts = self.microbatches * self.devices
+        sizes = [_sized(t, s, length, before) for t, s in zip(types, states, strict=False)]
+        results = zip(op.results, states[len(types) :], strict=True)
+        sized = replace(op, results=tuple(replace(v, type=_sized(v.type, s, length, before)) for v, s in results))
+        flops = operator_flops(sized, sizes) / parts
+        nbytes = 0.0 if is_fusible(op) else sum(t.nbytes for t in (*sizes, *(v.type for v in sized.results))) / parts
+        return self.cost.operator_s(flops, nbytes, op.results[0].type.dtype, starts=not is_fusible(op))
 
 
 def _sized(type: TensorType, state: TokenState | None, length: int, before: int) -> TensorType:

@@ -29,10 +29,19 @@ def usage_profile(problem: ChoiceProblem, choice: Sequence[int]) -> tuple[NDArra
         times (increasing) and bytes: ``bytes[i]`` is held from ``times[i]`` until ``times[i + 1]``; nothing is
         held before the first and from the last on.
     """
-    live = [u for u in problem.usages if u.stop > u.start]
-    starts = np.array([u.start for u in live], dtype=np.int64)
-    stops = np.array([u.stop for u in live], dtype=np.int64)
-    held = np.array([u.bytes[choice[u.node]] for u in live], dtype=np.float64)
+    return profile(problem.usages, [float(u.bytes[choice[u.node]]) for u in problem.usages])
+
+
+def profile(usages: Sequence[Usage], used: Sequence[float]) -> tuple[NDArray[np.int64], Array]:
+    """Memory over time, as `usage_profile` returns it.
+
+    Args:
+        usages: when bytes are held.
+        used: by usage its bytes.
+    """
+    live = [(u.start, u.stop) for u in usages if u.stop > u.start]
+    starts, stops = np.array(live, dtype=np.int64).reshape(-1, 2).T
+    held = np.array([n for u, n in zip(usages, used, strict=True) if u.stop > u.start], dtype=np.float64)
     times = np.unique(np.concatenate([starts, stops]))
     change = np.zeros(times.size)
     np.add.at(change, np.searchsorted(times, starts), held)

@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 
 from autopar.solver.base import SolverError
-from autopar.solver.evaluate import maximal_times, peak_bytes, usage_profile, within
+from autopar.solver.evaluate import maximal_times, peak_bytes, profile, usage_profile, within
 from autopar.solver.integer_program import least_peak_program
 from autopar.solver.presolve import reduce_problem
-from autopar.solver.problem import Array, ChoiceProblem, Node
+from autopar.solver.problem import Array, ChoiceProblem
 from autopar.solver.pulp_highs import run_highs
 
 _ROWS_A_ROUND = 6
@@ -45,9 +45,8 @@ def memory_floor(problem: ChoiceProblem) -> float:
     allowed = [np.isfinite(node.costs) for node in problem.nodes]
     if not all(a.any() for a in allowed):
         return math.inf
-    least = [replace(u, node=0, bytes=u.bytes[allowed[u.node]].min(keepdims=True)) for u in problem.usages]
-    every = ChoiceProblem((Node("every node", np.zeros(1)),), (), tuple(least))
-    return peak_bytes(every, (0,))
+    least = [float(u.bytes[allowed[u.node]].min()) for u in problem.usages]
+    return float(profile(problem.usages, least)[1].max(initial=0.0))
 
 
 def least_memory(

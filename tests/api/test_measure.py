@@ -53,7 +53,8 @@ def layers(ws, x):
 
 def test_stages_and_workers_have_rows_of_their_own() -> None:
     args = [jnp.ones((32, 32)) * 0.01 for _ in range(4)], jnp.ones((64, 32))
-    found = autopar.measure(autopar.parallelize(layers, num_stages=2, num_microbatches=2), *args, repeats=1)
+    options = {"search": "data-parallel", "num_stages": 2, "num_microbatches": 2}
+    found = autopar.measure(autopar.parallelize(layers, **options), *args, repeats=1)
     rows = {r.name: r for r in found.rows}
     for s, stage in enumerate(found.plan.stages):
         busy = rows[f"stage {s}, busy"]

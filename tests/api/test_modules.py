@@ -17,7 +17,7 @@ import autopar
 from tests.api.steps import CLUSTER
 from tests.end_to_end.compare import assert_same, assert_trees_same
 
-parallelize = functools.partial(autopar.parallelize, cluster=CLUSTER)
+parallelize = functools.partial(autopar.parallelize, cluster=CLUSTER, num_stages=1, num_microbatches=1)
 X = jnp.asarray(np.random.default_rng(0).standard_normal((16, 8)), jnp.float32)
 
 

@@ -81,7 +81,7 @@ def assert_as_jit(fn, *args, **options):
     return got
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(trees, st.lists(st.sampled_from(sorted(KINDS)), min_size=3, max_size=3, unique=True))
 def test_types_of_results_are_those_of_jit(tree, kinds):
     assert_as_jit(lambda t: {k: jax.tree.map(KINDS[k], t) for k in kinds}, tree)

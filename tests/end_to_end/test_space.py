@@ -218,8 +218,8 @@ def test_cpus_split_space_and_keep_images_together() -> None:
     """XLA for CPUs sums kernels' gradients of few features and few images slowly (`cost_models/local-cpu.toml`)."""
     params, x, y = arguments(128, 4, 8, f32)
     cluster = autopar.Cluster.load("local-cpu")
-    step = autopar.parallelize(train_step, cluster=cluster, num_stages=1, num_microbatches=1, batch_argnums=(1, 2))
-    plan = step.plan(params, x, y)
+    options: dict[str, Any] = {"num_stages": 1, "num_microbatches": 1, "remat": "none", "batch_argnums": (1, 2)}
+    plan = autopar.parallelize(train_step, cluster=cluster, **options).plan(params, x, y)
     _, images, _ = plan.partition_specs()
     assert images[0] is None and any(images[1:])
     assert any(c.kind == "collective-permute" for c in plan.communication)

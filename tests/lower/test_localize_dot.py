@@ -92,6 +92,7 @@ RAGGED = (
 )
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("sizes", [(3, 5), (0, 6)])
 @pytest.mark.parametrize("shapes", RAGGED)
 def test_ragged(shapes: tuple[Any, ...], sizes: tuple[int, ...]) -> None:

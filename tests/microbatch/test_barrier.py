@@ -29,6 +29,7 @@ from tests.microbatch.test_meetings import (
     pairs,
 )
 from tests.runtime_hosts.test_one_program import both, same
+from tests.search.problems import toy
 
 
 def planned(loss, arguments, stages, count, **options):
@@ -74,7 +75,7 @@ def test_the_simulator_shows_the_barrier_and_memory_is_that_of_gpipe():
 
 
 def test_a_backward_pass_that_does_not_wait_is_refused():
-    _, plan = planned(contrastive, pairs(), 2, 3)
+    _, plan = planned(contrastive, pairs(), 2, 3, cluster=toy(2))
     table, dataflow, _ = parts_of(plan)
     program = build(table, dataflow)
     assert verify(program).num_transfers
@@ -192,5 +193,6 @@ def test_free_stages_take_a_plan():
     """A schedule that cannot wait leaves one stage, or one microbatch."""
     args = pairs()
     for schedule in ("auto", "1f1b"):
-        plan = autopar.parallelize(step_of(contrastive), num_microbatches=4, schedule=schedule).plan(*args)
+        options = {"num_microbatches": 4, "schedule": schedule}
+        plan = autopar.parallelize(step_of(contrastive), cluster=toy(2), **options).plan(*args)
         assert plan.num_stages == 1 or plan.schedule == "gpipe"

@@ -12,6 +12,7 @@ import autopar
 from autopar.lower.batch_loops import parts_side_by_side
 from autopar.microbatch import loops_over_batch
 from tests.microbatch.running import numbers, run, traced
+from tests.search.problems import toy
 
 PARTS, BATCH, WIDTH, LAYERS = 4, 8, 8, 3
 
@@ -183,7 +184,7 @@ def assert_in_stages(form, loss, of_parts=False, microbatches="auto"):
 
 def test_accumulation_of_users_is_planned_in_two_stages(x64):
     step, args = case(sums, model)
-    plan = autopar.parallelize(step, num_stages=2, num_microbatches=PARTS, progress=False).plan(*args)
+    plan = autopar.parallelize(step, cluster=toy(2), num_stages=2, num_microbatches=PARTS).plan(*args)
     assert (plan.num_stages, plan.num_microbatches) == (2, PARTS)
 
 

@@ -247,7 +247,7 @@ def test_a_line_of_a_library_comes_with_the_users_own():
 
 
 def test_a_callback_is_told_in_the_plan():
-    plan = autopar.parallelize(step_of(called_back), cluster=CLUSTER).plan(W, X)
+    plan = autopar.parallelize(step_of(called_back), cluster=CLUSTER, num_stages=1).plan(W, X)
     (note,) = [n for n in plan.notes if "pure_callback" in n]
     assert "runs on one device" in note and "test_independent.py" in note
 

@@ -23,15 +23,14 @@ from autopar.schedule.ampnet import AmpFlow, AmpNet
 from autopar.schedule.without_flush import check_flush
 from benchmarks.stale.tasks import digits
 from tests.runtime.stale_models import MODELS, step_of
-from tests.runtime.test_stale import slow
+from tests.runtime.test_stale import SEARCH, slow
 
 
 def decorated(model, schedule, stages, m):
     params, loss, tx, make = MODELS[model]()
     state = {"params": params, "opt": tx.init(params)}
-    step = autopar.parallelize(
-        step_of(loss, tx), schedule=schedule, num_stages=stages, num_microbatches=m, cluster=slow()
-    )
+    options = {"schedule": schedule, "num_stages": stages, "num_microbatches": m, "search": SEARCH}
+    step = autopar.parallelize(step_of(loss, tx), cluster=slow(), **options)
     return step, state, [make(jax.random.key(n), 4 * m) for n in range(3)]
 
 

@@ -15,6 +15,9 @@ from autopar.schedule.versions import VersionMap
 from autopar.schedule.without_flush import flushes
 from tests.runtime.stale_models import MODELS, replay, step_of
 
+#: How stages are sharded: planning is no subject here, and this takes half of what the free search does.
+SEARCH = "data-parallel"
+
 
 def slow():
     """A cluster whose arithmetic is so slow that small models are worth stages."""
@@ -28,9 +31,8 @@ def run(model, schedule, stages, m, calls):
     params, loss, tx, make = MODELS[model]()
     state = {"params": params, "opt": tx.init(params)}
     batches = [make(jax.random.key(100 + n), 4 * m) for n in range(calls)]
-    step = autopar.parallelize(
-        step_of(loss, tx), schedule=schedule, num_stages=stages, num_microbatches=m, cluster=slow()
-    )
+    options = {"schedule": schedule, "num_stages": stages, "num_microbatches": m, "search": SEARCH}
+    step = autopar.parallelize(step_of(loss, tx), cluster=slow(), **options)
     lies = step.compile(state, batches[0]).plan.input_stages
     homes = jax.tree_util.tree_map_with_path(
         lambda path, _: lies["state['params']" + jax.tree_util.keystr(path)], params
@@ -107,7 +109,8 @@ def test_2bw_is_delayed_with_all_that_passes_read_among_the_versions(x64):
     keys = jax.random.split(jax.random.key(0), 6)
     params = {n: jax.random.normal(k, (16, 16)) / 4 for n, k in zip(("first", "second"), keys, strict=False)}
     state, batches = {"params": params, "n": jnp.int32(0)}, [{"x": jax.random.normal(k, (8, 16))} for k in keys[2:]]
-    pipelined = autopar.parallelize(step, schedule="2bw", num_stages=2, num_microbatches=2, cluster=slow())
+    options = {"schedule": "2bw", "num_stages": 2, "num_microbatches": 2, "search": SEARCH}
+    pipelined = autopar.parallelize(step, cluster=slow(), **options)
     with_counts = autopar.transforms.delayed(step, params=lambda path: path == "n" or path.startswith("params"))
     drained = []
     for reference in (with_counts, autopar.transforms.delayed(step)):
@@ -126,9 +129,8 @@ def test_2bw_is_delayed_with_all_that_passes_read_among_the_versions(x64):
 def decorated(model="perceptron", schedule="pipedream", m=2, **options):
     params, loss, tx, make = MODELS[model]()
     state = {"params": params, "opt": tx.init(params)}
-    step = autopar.parallelize(
-        step_of(loss, tx), schedule=schedule, num_stages=2, num_microbatches=m, cluster=slow(), **options
-    )
+    options = {"schedule": schedule, "num_stages": 2, "num_microbatches": m, "search": SEARCH, **options}
+    step = autopar.parallelize(step_of(loss, tx), cluster=slow(), **options)
     return step, state, [make(jax.random.key(n), 4 * m) for n in range(4)]
 
 
@@ -152,7 +154,8 @@ def refused(change, match, schedule="pipedream", **arguments):
     """A step of the residual model, changed, is refused."""
     params, loss, tx, make = MODELS["residual"]()
     step, state = change(params, loss, tx)
-    whole = autopar.parallelize(step, schedule=schedule, num_stages=2, num_microbatches=2, cluster=slow())
+    options = {"schedule": schedule, "num_stages": 2, "num_microbatches": 2, "search": SEARCH}
+    whole = autopar.parallelize(step, cluster=slow(), **options)
     with pytest.raises((autopar.ScheduleError, autopar.InfeasiblePlanError), match=match):
         whole.compile(state, make(jax.random.key(0), 8), *arguments.values())
 

@@ -9,7 +9,7 @@ import pytest
 
 import autopar
 from tests.runtime.stale_models import MODELS, step_of
-from tests.runtime.test_stale import slow
+from tests.runtime.test_stale import SEARCH, slow
 
 STAGES, MICROBATCHES = 2, 4
 
@@ -21,10 +21,9 @@ def stepped(model="perceptron"):
     return step_of(loss, tx), state, batches
 
 
-def decorated(step, schedule):
-    return autopar.parallelize(
-        step, schedule=schedule, num_stages=STAGES, num_microbatches=MICROBATCHES, cluster=slow()
-    )
+def decorated(step, schedule, **options):
+    options = {"schedule": schedule, "num_stages": STAGES, "num_microbatches": MICROBATCHES, **options}
+    return autopar.parallelize(step, cluster=slow(), search=SEARCH, **options)
 
 
 def shapes(tree):
@@ -71,16 +70,16 @@ def test_a_state_that_is_restored_goes_on_as_if_it_had_not_been_saved(x64, train
 
 @pytest.mark.slow
 def test_a_function_that_was_compiled_for_shapes_restores_a_state(x64, trained):
-    schedule, fn, _, saved, folder, batches, _ = trained
-    compiled = decorated(fn, schedule)
+    schedule, fn, step, saved, folder, batches, _ = trained
+    compiled = decorated(fn, schedule, plan=step.plans()[-1])
     compiled.compile(*shapes((saved.state, batches[0])))
     assert_goes_on(compiled, compiled.restore(folder), trained)
 
 
 def test_a_new_function_restores_a_state(x64, trained):
     """Like a state, like shapes, and from arrays of numpy."""
-    schedule, fn, _, saved, folder, _, _ = trained
-    new = decorated(fn, schedule)
+    schedule, fn, step, saved, folder, _, _ = trained
+    new = decorated(fn, schedule, plan=step.plans()[-1])
     assert_goes_on(new, new.restore(folder, like=saved), trained)
     assert_same(new.restore(folder, like=shapes(saved)), saved)
     assert_goes_on(new, jax.tree.map(np.asarray, saved), trained)

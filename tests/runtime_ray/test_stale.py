@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -25,6 +27,16 @@ def assert_close(got, want):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12), numbers(got), want)
 
 
+@functools.cache
+def plan_of(model, schedule, stages, m):
+    """Planning is no subject here: each is planned once, on workers like those that it runs on."""
+    params, loss, tx, make = MODELS[model]()
+    options = {"schedule": schedule, "num_stages": stages, "num_microbatches": m}
+    with thread_cluster(stages, 1, deadline_s=60, like=SLOW) as cluster:
+        step = autopar.parallelize(step_of(loss, tx), cluster=cluster, **options)
+        return step.plan({"params": params, "opt": tx.init(params)}, make(jax.random.key(100), 4 * m))
+
+
 class Training:
     """A model trained on a cluster, and what one device gets by the version map."""
 
@@ -32,9 +44,7 @@ class Training:
         params, loss, tx, make = MODELS[model]()
         self.state = {"params": params, "opt": tx.init(params)}
         self.batches = [make(jax.random.key(100 + n), 4 * m) for n in range(calls)]
-        self.step = autopar.parallelize(
-            step_of(loss, tx), schedule=schedule, num_stages=stages, num_microbatches=m, cluster=cluster
-        )
+        self.step = autopar.parallelize(step_of(loss, tx), cluster=cluster, plan=plan_of(model, schedule, stages, m))
         lies = self.step.compile(self.state, self.batches[0]).plan.input_stages
         stage_of = jax.tree_util.tree_map_with_path(
             lambda path, _: lies["state['params']" + jax.tree_util.keystr(path)], params

@@ -13,6 +13,7 @@ from tests.search.problems import problem_of, toy
 # Too few heads for the devices of tp and cp, so that attention has to gather keys and values.
 TEXT = {"abstract": True, "layers": 1, "hidden": 32, "heads": 2, "vocab": 64, "seq": 96, "batch": 6}
 KEYS_BYTES = 6 * 96 * 32 * 4
+GRID = Manual(dp=2, cp=2, tp=2)
 
 
 def text(devices, **options):
@@ -27,7 +28,7 @@ def results(plan, *names):
 @pytest.fixture(scope="module")
 def grid():
     """cp lies between dp and tp: axes x of dp, y of cp, z of tp."""
-    return Manual(dp=2, cp=2, tp=2)(text(8))
+    return GRID(text(8))
 
 
 def test_tokens_lie_along_an_axis_of_their_own(grid):
@@ -52,10 +53,9 @@ def test_gradients_of_matrices_are_summed_over_cp(grid):
     assert any(set(k.partial) == {"x", "y"} for k in gradients)
 
 
-@pytest.mark.parametrize("named", [Manual(cp=4), Manual(cp=4, dp=2), Manual(cp=2, tp=2, dp=2), Manual(cp=8)])
-def test_keys_and_values_are_gathered_once_and_their_gradients_scattered(named):
-    devices = named.tp * named.cp * named.dp
-    plan = named(text(devices))
+@pytest.mark.parametrize("named", [Manual(cp=4), Manual(cp=4, dp=2), GRID, Manual(cp=8)])
+def test_keys_and_values_are_gathered_once_and_their_gradients_scattered(named, grid):
+    plan = grid if named is GRID else named(text(named.cp * named.dp))
     axis, own = "y" if named.dp > 1 else "x", KEYS_BYTES // (named.dp * named.tp)
     over_cp = {c.kind: c for c in plan.stages[0].collectives if (c.axis, c.bytes) == (axis, own)}
     assert {kind: c.count for kind, c in over_cp.items()} == {"all-gather": 2, "reduce-scatter": 2}

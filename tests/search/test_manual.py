@@ -9,7 +9,7 @@ import pytest
 import autopar
 from autopar.errors import AutoparError, InfeasiblePlanError
 from autopar.ir import Layout
-from autopar.search import Manual, strategy_named
+from autopar.search import Manual, restrict, strategy_named
 from examples import gpt, mlp
 from tests.search.problems import problem_of, toy
 
@@ -150,3 +150,12 @@ def test_remat_reaches_the_stages_of_a_pipeline():
         fn, cluster=toy(2), search=Manual(pp=2), num_microbatches=2, schedule="1f1b", remat="full"
     ).plan(*args)
     assert {s.form.remat for s in plan.stages} == {"full"}
+
+
+def test_layouts_that_are_ruled_out_are_one_problem(problem, monkeypatch):
+    """A problem is checked when it is made, which costs as much as it is large."""
+    made = []
+    plain = restrict.with_allowed
+    monkeypatch.setattr(restrict, "with_allowed", lambda choices, left: made.append(left) or plain(choices, left))
+    Manual(tp=2, dp=4)(problem)
+    assert len(made) == 1 and len(made[0]) > 10

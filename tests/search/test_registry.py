@@ -46,6 +46,12 @@ def test_a_registered_strategy_is_found(fresh):
     assert plan.step_time > 0
 
 
+def test_names_that_are_known_need_no_look_at_installed_packages(fresh, monkeypatch):
+    register("mine")(alpa)
+    monkeypatch.setattr(registry, "entry_points", lambda **_: pytest.fail("files of all packages were read"))
+    assert strategy_named("mine") is strategy_named("alpa") is alpa
+
+
 def test_a_registered_strategy_hides_a_built_in_one(fresh):
     @register("replicated")
     def other(problem):

@@ -165,6 +165,26 @@ def test_what_was_asked_for_last_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(store.answers) == [keys[0], keys[2]]
 
 
+def test_a_key_asks_for_no_digest() -> None:
+    """It is made of all conditions of a plan, and of use where an answer is kept."""
+
+    class Conditions:
+        digest = property(lambda _: pytest.fail("a digest is made for each question"))
+
+    store, part = Store(), Conditions()
+    assert store.key("plan", None, part, 3).of == (part, 3)
+    assert list(store.parts) == [part]
+
+
+def test_an_answer_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, measured = importlib.import_module("autopar.search.store"), []
+    monkeypatch.setattr(module, "_numbers", lambda value: measured.append(value) or 1)
+    store = Store()
+    for n in range(20):
+        store.once(Key("small", str(n), ()), lambda n=n: n)
+    assert measured == list(range(20))
+
+
 def test_a_mesh_is_stated_and_looked_at_once_whatever_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     module, states = importlib.import_module("autopar.search.mesh_search"), []
     plain = module.build

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from autopar.cluster import Cluster
-from autopar.cost import CostModel
+from autopar.cost import CostModel, operator_flops
 from autopar.microbatch.tokens import analyze_tokens
 from autopar.schedule.slices import pass_seconds, slice_lengths
+from autopar.search import token_slices
 from autopar.search.token_slices import SliceShares
 from examples import gpt
 from tests.microbatch.running import traced
@@ -30,6 +33,18 @@ def test_slices_share_the_work_of_a_whole(shares: SliceShares) -> None:
     assert 0.5 < sum(halves) < 1.05
     short = sum(shares.of(TOKENS // 64, k * (TOKENS // 64)) for k in range(64))
     assert short > 2 * sum(halves), "short slices fill a device badly"
+
+
+def test_operators_without_keys_are_priced_once_a_length(shares: SliceShares, monkeypatch: pytest.MonkeyPatch) -> None:
+    priced = []
+    monkeypatch.setattr(
+        token_slices, "operator_flops", lambda op, types: priced.append(op.primitive) or operator_flops(op, types)
+    )
+    fresh = replace(shares)
+    assert fresh._seconds(96, 0) == shares._seconds(96, 0)
+    all_kinds = len(priced)
+    fresh._seconds(96, 96)
+    assert 0 < len(priced) - all_kinds < all_kinds / 2, "scores have keys of earlier slices, products with weights none"
 
 
 def test_the_dynamic_program_with_these_prices(shares: SliceShares) -> None:

@@ -44,7 +44,7 @@ def plain(tables: dict[str, Any], ids: Any, weights: Any = None) -> Any:
     return found.sum(2) if ids.ndim == 3 else found
 
 
-@settings(max_examples=6, deadline=None, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=4, deadline=None, phases=[Phase.explicit, Phase.generate])
 @given(numbers, devices_of, st.sampled_from([None, 1, 3]), st.booleans(), st.data())
 def test_rows_and_gradients_are_those_of_plain_lookups(rows, devices, members, weighted, data) -> None:
     loads = data.draw(st.none() | st.lists(st.integers(0, 9), min_size=len(rows), max_size=len(rows)))

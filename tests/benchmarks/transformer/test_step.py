@@ -51,6 +51,7 @@ def test_more_work_takes_longer_and_more_memory(plan, stack):
     assert small.step_s > SPEC.model_flops(plan.global_batch) / peak
 
 
+@pytest.mark.few(13)
 @pytest.mark.parametrize("stack", STACKS)
 @pytest.mark.parametrize("plan", PLANS)
 def test_recomputing_more_takes_longer_and_less_memory(plan, stack):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-#: Names of dtypes of which several elements share a byte.
-SUB_BYTE = ("int2", "int4", "uint2", "uint4", "float4_e2m1fn")
+#: By numpy's name of a dtype of which several elements share a byte one of a whole byte that has all of its values.
+SUB_BYTE: Mapping[str, str] = MappingProxyType(
+    {"int2": "int8", "int4": "int8", "uint2": "uint8", "uint4": "uint8", "float4_e2m1fn": "float8_e4m3fn"}
+)
 _KEYS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
 _PREFIXES = (("bfloat", "bf"), ("float", "f"), ("uint", "u"), ("int", "i"), ("complex", "c"))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,22 @@ def _primitive_of(function: Callable[[Any], Any]) -> Primitive:
 
 optimization_barrier_p: Primitive = _primitive_of(jax.lax.optimization_barrier)
 convert_element_type_p: Primitive = _primitive_of(lambda x: jax.lax.convert_element_type(x, jnp.int32))
+
+
+def bind(primitive: Primitive, params: Mapping[str, Any], operands: Sequence[Any]) -> list[Any]:
+    """Applies a primitive.
+
+    Args:
+        primitive: the primitive.
+        params: its parameters, as an equation has them.
+        operands: concrete or traced.
+
+    Returns a list of results even where there is one.
+    """
+    apply: Any = primitive.bind
+    adapt: Any = primitive.get_bind_params
+    results = apply(*operands, **adapt(dict(params)))
+    return list(results) if primitive.multiple_results else [results]
 
 
 def typed(array: Any, weak: bool) -> Any:

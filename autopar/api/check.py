@@ -14,6 +14,7 @@ import numpy as np
 from jax.extend.core import Primitive
 
 from autopar._compat.devices import world_devices
+from autopar._compat.primitives import bind
 from autopar.api.many_hosts import many
 from autopar.api.mutable import split_mutable
 from autopar.api.options import ParallelOptions
@@ -26,7 +27,7 @@ from autopar.frontend import BoundGraph, Traced
 from autopar.frontend.trace import callable_name
 from autopar.ir import Graph, Layout, Literal, Operator, Output
 from autopar.ir.primitives import SUMS
-from autopar.lower.localize.base import bind, scalar
+from autopar.lower.localize.base import scalar
 from autopar.lower.program import lower
 from autopar.plan import OutputRecord, Plan
 from autopar.plan.words import plan_words

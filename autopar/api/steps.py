@@ -27,6 +27,7 @@ from autopar.lower.split_layers import SplitStep, group_count, layer_count, spli
 from autopar.lower.techniques import FIRST, TECHNIQUES, in_form
 from autopar.microbatch import operators_between
 from autopar.plan import InputRecord, OutputRecord, Plan, StepForm
+from autopar.plan.form import NOT_OF_GRAPH
 from autopar.search.constraints import Constraint
 from autopar.search.source import FormedStep, LayeredStep
 from autopar.solver.meter import Meter, Work
@@ -45,7 +46,7 @@ class TracedStep:
         without_flush: whether pipelines are cut for a schedule without a flush.
         shared: another plan of several stages with whose state the function is planned; None where it is not.
         layered_steps: by groups and scores, the function with its stacks taken apart.
-        forms: by form the function as one stage, with the ends of its layers.
+        forms: by form the function as one stage, with the form that it has.
         meter: counts the operators of what is traced.
     """
 
@@ -57,16 +58,17 @@ class TracedStep:
     without_flush: bool = False
     shared: SharedState | None = None
     layered_steps: dict[tuple[int, int], LayeredStep] = field(default_factory=dict)
-    forms: dict[StepForm, tuple[Traced, tuple[str, ...] | None]] = field(default_factory=dict)
+    forms: dict[StepForm, tuple[Traced, StepForm]] = field(default_factory=dict)
     meter: Meter = field(default_factory=Meter)
 
     def in_form(self, form: StepForm) -> FormedStep:
         """The step as one stage; errors are those of `as_one_stage`."""
-        traced, ends = self._in(form)
-        return FormedStep(traced.graph, structs.replace(form, layer_ends=ends))
+        traced, formed = self._in(form)
+        elsewhere = {field: getattr(form, field) for field in NOT_OF_GRAPH}
+        return FormedStep(traced.graph, structs.replace(formed, **elsewhere))
 
-    def _in(self, form: StepForm) -> tuple[Traced, tuple[str, ...] | None]:
-        """The function in a form, with the ends of its layers."""
+    def _in(self, form: StepForm) -> tuple[Traced, StepForm]:
+        """The function in a form, see `as_one_stage`."""
         key = form.of_graph
         if key not in self.forms:
             self.forms[key] = as_one_stage(self.traced, self.num_devices, key)
@@ -135,7 +137,7 @@ def as_planned(traced: Traced, plan: Plan) -> Traced:
     return as_one_stage(traced, len(stage.devices), stage.form)[0]
 
 
-def as_one_stage(traced: Traced, num_devices: int, form: StepForm) -> tuple[Traced, tuple[str, ...] | None]:
+def as_one_stage(traced: Traced, num_devices: int, form: StepForm) -> tuple[Traced, StepForm]:
     """A function in a form.
 
     Args:
@@ -143,24 +145,26 @@ def as_one_stage(traced: Traced, num_devices: int, form: StepForm) -> tuple[Trac
         num_devices: over which independent factorizations are dealt out.
         form: the form; layers are found where it does not say where they end.
 
-    Returns it, and the ends of its layers, where something is recomputed.
+    Returns it, and the form that it has: without techniques that leave its graph as it was, and with the ends of layers
+    where something is recomputed.
 
     Raises:
         InfeasiblePlanError: the form has a technique that changes nothing of the function.
         MicrobatchError: there cannot be as many microbatches.
     """
-    plain = dealt(in_form(traced, form, FIRST), num_devices)
-    ends = layer_ends(plain, form.remat, form.layer_ends)
-    form = structs.replace(form, layer_ends=ends)
-    step = in_form(plain, form, TECHNIQUES)
+    first, form = in_form(traced, form, FIRST)
+    plain = dealt(first, num_devices)
+    form = structs.replace(form, layer_ends=layer_ends(plain, form.remat, form.layer_ends))
+    step, formed = in_form(plain, form, TECHNIQUES)
     if form.remat != "none" and microbatch_loops(step.graph) > 2:
         # What meets would be computed again, and the examples meet again for it.
         with contextlib.suppress(MicrobatchError):
             held = operators_between(plain.graph, form.microbatches)
-            step = min(step, in_form(plain, form, TECHNIQUES, held), key=lambda s: microbatch_loops(s.graph))
+            other = in_form(plain, form, TECHNIQUES, held)
+            step, formed = min((step, formed), other, key=lambda s: microbatch_loops(s[0].graph))
     if step is not traced:
         verify(step.graph)
-    return step, ends
+    return step, formed if formed.remat != "none" else structs.replace(formed, layer_ends=None)
 
 
 def restacked(plan: Plan, graph: Graph, split_step: SplitStep, block_scores: int = 0) -> Plan:

@@ -11,6 +11,7 @@ from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.extend.core import Literal as JaxLiteral
 
+from autopar._compat.primitives import bind
 from autopar._compat.source import is_computed_again, pass_of
 from autopar.ir.phases import RECOMPUTED, phase_of_marks
 
@@ -62,10 +63,7 @@ def bind_equation(eqn: JaxprEqn, values: Sequence[Any], changed: Mapping[str, An
         values: its operands.
         changed: parameters that are other ones; those that it does not have are left out.
     """
-    primitive: Any = eqn.primitive
-    given = {**eqn.params, **{k: v for k, v in changed.items() if k in eqn.params}}
-    results = primitive.bind(*values, **primitive.get_bind_params(given))
-    return list(results) if primitive.multiple_results else [results]
+    return bind(eqn.primitive, {**eqn.params, **{k: v for k, v in changed.items() if k in eqn.params}}, values)
 
 
 def place_of(eqn: JaxprEqn) -> AbstractContextManager[Any]:

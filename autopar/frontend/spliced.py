@@ -17,6 +17,7 @@ from jax.interpreters import mlir
 
 from autopar._compat.dtypes import numpy_dtype
 from autopar._compat.literals import scalar_of
+from autopar._compat.primitives import bind
 from autopar.ir import Literal, Operator
 from autopar.ir.analysis import names_made
 
@@ -49,11 +50,8 @@ def _run(*operands: Any, splice: Splice) -> list[Any]:
     env = dict(zip(splice.taken, operands, strict=True))
     for op in splice.operators:
         bound = splice.bounds[op.id]
-        apply: Any = bound.primitive.bind
-        adapt: Any = bound.primitive.get_bind_params
         values = [scalar_of(o.text, o.type.dtype) if isinstance(o, Literal) else env[o] for o in op.operands]
-        outputs = apply(*values, **adapt(dict(bound.params)))
-        outputs = outputs if bound.primitive.multiple_results else [outputs]
+        outputs = bind(bound.primitive, bound.params, values)
         env.update(zip((v.name for v in op.results), outputs, strict=True))
     return [env[name] for name in splice.results]
 

@@ -15,13 +15,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from autopar._compat.primitives import bind
 from autopar.frontend import BoundGraph, Traced
 from autopar.ir import Graph, Literal, Operator, TensorType
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.loops import Scan
 from autopar.ir.phases import phase_of
 from autopar.ir.primitives import FACTORIZATIONS
-from autopar.lower.localize.base import bind, scalar
+from autopar.lower.localize.base import scalar
 from autopar.lower.microbatch.parts import Recorder, run_whole
 from autopar.lower.microbatch.retrace import retraced
 

@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 
 from autopar._compat.host_compute import on_host
+from autopar._compat.primitives import bind
 from autopar.frontend import Bound, BoundGraph
 from autopar.frontend.while_loop import while_loop
 from autopar.ir import Graph, Layout, Literal, Operand, Operator, TensorType
@@ -27,7 +28,7 @@ from autopar.lower.collective_matmul import BlockProduct
 from autopar.lower.decisions import Sharded
 from autopar.lower.hosted import to_device, to_host
 from autopar.lower.in_place import behind_layer, ends_layer, numbers_in_place, scan_in_place
-from autopar.lower.localize.base import LocalContext, bind, scalar
+from autopar.lower.localize.base import LocalContext, scalar
 from autopar.lower.localize.registry import localize
 from autopar.lower.not_before import not_before
 from autopar.lower.values import ComputedValue, Held, converted_inside, rows_as_bits, taken_in_slices

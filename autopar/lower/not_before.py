@@ -40,7 +40,7 @@ def element_of(array: Any) -> Any:
         return element.astype(jnp.uint8)
     element = element.real if jnp.issubdtype(element.dtype, jnp.complexfloating) else element
     if element.dtype.name in SUB_BYTE:
-        element = element.astype(jnp.int8 if jnp.issubdtype(element.dtype, jnp.integer) else jnp.float32)
+        element = element.astype(SUB_BYTE[element.dtype.name])
     return element if element.dtype.itemsize in _BITS else None
 
 

@@ -18,12 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from autopar._compat.primitives import bind
 from autopar.frontend import BoundGraph, Traced
 from autopar.ir import Graph, Literal, Operand, Operator
 from autopar.ir.loops import Scan
 from autopar.ir.phases import FORWARD, is_stage_loop
 from autopar.ir.primitives import ELEMENTWISE
-from autopar.lower.localize.base import bind, scalar
+from autopar.lower.localize.base import scalar
 from autopar.lower.microbatch.parts import Recorder
 from autopar.lower.microbatch.retrace import retraced
 from autopar.sharding.padding import PaddedDim, enters_whole, inside, labelled, named, splits_by_loops

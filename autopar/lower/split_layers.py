@@ -17,13 +17,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from autopar._compat.primitives import bind
 from autopar.frontend import Bound, BoundGraph, Traced
 from autopar.frontend.build import build_graph
 from autopar.ir import Graph, Layout, Literal, Operator
 from autopar.ir.loops import Scan
 from autopar.ir.primitives import CASTS, is_generator, wire_of
 from autopar.lower.batch_loops import parts_side_by_side
-from autopar.lower.localize.base import LocalContext, bind, scalar
+from autopar.lower.localize.base import LocalContext, scalar
 from autopar.lower.localize.registry import localize
 from autopar.lower.microbatch.parts import Recorder
 from autopar.lower.step import Step, step_of

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from autopar.errors import InfeasiblePlanError
 from autopar.frontend import Traced
 from autopar.lower.blockwise import blockwise_bound
@@ -35,7 +37,9 @@ class Technique:
     wants: str
 
 
-def in_form(traced: Traced, form: StepForm, techniques: Sequence[Technique], held: Set[str] = frozenset()) -> Traced:
+def in_form(
+    traced: Traced, form: StepForm, techniques: Sequence[Technique], held: Set[str] = frozenset()
+) -> tuple[Traced, StepForm]:
     """A step with those of some techniques that a form has.
 
     Args:
@@ -43,6 +47,8 @@ def in_form(traced: Traced, form: StepForm, techniques: Sequence[Technique], hel
         form: with the ends of layers, where something is recomputed.
         techniques: in order.
         held: ids of operators whose results are held whatever is recomputed.
+
+    Returns it, and the form without those techniques that leave its graph as it was.
 
     Raises:
         InfeasiblePlanError: a technique has nothing to change.
@@ -59,7 +65,10 @@ def in_form(traced: Traced, form: StepForm, techniques: Sequence[Technique], hel
                 cause=f"there is no {technique.wants}",
                 remedy="plan again: the function, or what is applied before, changed it",
             )
-    return traced
+        if traced.graph == before.graph:
+            traced = before
+            form = structs.replace(form, **{technique.field: getattr(plain, technique.field)})
+    return traced, form
 
 
 def _in_blocks(traced: Traced, form: StepForm, held: Set[str]) -> Traced:

@@ -13,6 +13,9 @@ from autopar.plan.techniques import TECHNIQUES
 
 Remat: TypeAlias = OneOf["none", "selective", "full"]
 
+#: Fields of a form that say where things lie between uses; the graph does not depend on them.
+NOT_OF_GRAPH = ("host_update", "activations_offloaded", "slices_ahead")
+
 
 class StepForm(Record, frozen=True):
     """A form of a step. The search decides it, the source makes the graph of it, a stage of a plan records it.
@@ -66,7 +69,8 @@ class StepForm(Record, frozen=True):
     @property
     def of_graph(self) -> StepForm:
         """The form without fields that leave the graph as it is: those that say what host memory holds."""
-        return replace(self, host_update=False, activations_offloaded=False, slices_ahead=None)
+        plain = StepForm()
+        return replace(self, **{field: getattr(plain, field) for field in NOT_OF_GRAPH})
 
     @property
     def asked(self) -> StepForm:

@@ -21,6 +21,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.extend.core import Literal as JaxLiteral
 from numpy.typing import NDArray
 
+from autopar._compat.primitives import bind
 from autopar.errors import AutoparError
 from autopar.ir.primitives import CASTS, ELEMENTWISE, PASSED_ON, REDUCTIONS
 from autopar.transforms.parameters import leaf_paths
@@ -231,7 +232,7 @@ class PermutedRun:
     def _equation(self, eqn: JaxprEqn, values: list[Stored]) -> list[Stored]:
         name = eqn.primitive.name
         if all(v.dim is None for v in values):
-            return [Stored(a) for a in _bound(eqn, [v.array for v in values])]
+            return [Stored(a) for a in bind(eqn.primitive, eqn.params, [v.array for v in values])]
         if name in _CALLS and not eqn.effects:
             inner: Any = eqn.params[_CALLS[name]]
             return self.run(inner, values)
@@ -240,13 +241,16 @@ class PermutedRun:
         if name == "scan":
             return self._scan(eqn, values)
         if name in PASSED_ON:
-            return [Stored(a, v.dim) for a, v in zip(_bound(eqn, [v.array for v in values]), values, strict=True)]
+            return [
+                Stored(a, v.dim)
+                for a, v in zip(bind(eqn.primitive, eqn.params, [v.array for v in values]), values, strict=True)
+            ]
         dims = _DIMS[name](eqn, [v.dim for v in values], self.count) if name in _DIMS else None
         if dims is None:
-            return [Stored(a) for a in _bound(eqn, [self.plain(v) for v in values])]
+            return [Stored(a) for a in bind(eqn.primitive, eqn.params, [self.plain(v) for v in values])]
         taken, result = dims
         arrays = [v.array if d is None else self.stored(v, d) for v, d in zip(values, taken, strict=True)]
-        return [Stored(a, result) for a in _bound(eqn, arrays)]
+        return [Stored(a, result) for a in bind(eqn.primitive, eqn.params, arrays)]
 
     def _recomputed(self, eqn: JaxprEqn, values: list[Stored]) -> list[Stored]:
         """A function that is recomputed in the backward pass, as such."""
@@ -289,13 +293,6 @@ class PermutedRun:
         )
         stacked = [Stored(a, None if d is None else d + 1) for a, d in zip(ys, dims, strict=True)]
         return [*(Stored(a, d) for a, d in zip(ends, carried, strict=True)), *stacked]
-
-
-def _bound(eqn: JaxprEqn, arrays: Sequence[Any]) -> list[Any]:
-    """An equation applied to arrays."""
-    primitive: Any = eqn.primitive
-    results = primitive.bind(*arrays, **primitive.get_bind_params(dict(eqn.params)))
-    return list(results) if primitive.multiple_results else [results]
 
 
 #: (equation, stored dims of its operands, number of slices) -> dims that operands are to have stored (None: as they

@@ -18,6 +18,7 @@ from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxpr_as_fun
 from jax.extend.core import Literal as JaxLiteral
 
+from autopar._compat.primitives import bind
 from autopar._compat.source import is_computed_again, pass_of, source_line
 from autopar.errors import TraceError
 from autopar.transforms.codes import MaxWindows
@@ -225,16 +226,15 @@ def _is_one(v: Any) -> bool:
 
 def _run_scaled(line: _Equation, env: dict[int, Any], seeds: Sequence[int], scale: Any) -> None:
     """Runs a line with some of its literals multiplied."""
-    eqn, primitive = line.eqn, line.eqn.primitive
+    eqn = line.eqn
     given = dict(zip(line.program.jaxpr.invars, (_read(env, o) for o in line.operands), strict=True))
     values = [v.val if isinstance(v, JaxLiteral) else given[v] for v in eqn.invars]
     for n in seeds:
         aval: Any = eqn.invars[n].aval
         values[n] = jnp.asarray(scale, aval.dtype)
     with place_of(eqn):
-        adapt: Any = primitive.get_bind_params
-        results: Any = primitive.bind(*values, **adapt(dict(eqn.params)))
-    env.update(zip(line.results, results if primitive.multiple_results else [results], strict=True))
+        results = bind(eqn.primitive, eqn.params, values)
+    env.update(zip(line.results, results, strict=True))
 
 
 class _Flattening:

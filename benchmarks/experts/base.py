@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from autopar.lower.localize.base import bind
+from autopar._compat.primitives import bind
 
 Shape = tuple[int, ...]
 WeightRule = Callable[[str, Shape], P]

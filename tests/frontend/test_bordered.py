@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from jax import lax
 
+from autopar._compat.primitives import bind
 from autopar.frontend.bordered import bordered_p
 from autopar.frontend.build import build_graph
 from autopar.ir import Graph
-from autopar.lower.localize.base import bind, scalar
+from autopar.lower.localize.base import scalar
 from autopar.sharding.halo import Halo
 from tests.search.problems import f32, problem_of, toy
 

@@ -166,3 +166,11 @@ def test_a_sum_of_parts_that_come_of_an_array_of_fewer_dims():
     with jax.enable_x64(True):
         outcome = check_program(program, [((2, 4), 54)])
     assert outcome.kind == "ok", outcome
+
+
+def test_a_form_that_changes_nothing_padded_by_a_strategy():
+    """A batch that only integers come of, and a pass that the user recomputes: no form changes this step."""
+    program = generate(3001, 78, "float64")
+    with jax.enable_x64(True):
+        outcome = check_program(program, [((2, 4), 78)])
+    assert outcome.kind == "ok", outcome

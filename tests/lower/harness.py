@@ -19,10 +19,11 @@ from jax.extend.core import Primitive
 from jax.sharding import AxisType, PartitionSpec
 
 from autopar._compat.dtypes import dtype_name
+from autopar._compat.primitives import bind
 from autopar.cluster.mesh import Link, LogicalMesh
 from autopar.frontend.attrs import attrs_of
 from autopar.ir import Attr, Layout, Literal, Operator, TensorType, Value
-from autopar.lower.localize import LocalContext, bind, localize
+from autopar.lower.localize import LocalContext, localize
 from autopar.sharding import Rule, Strategy, rule_for, strategies
 
 MESHES: tuple[tuple[tuple[str, int], ...], ...] = (

@@ -11,8 +11,9 @@ import pytest
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
+from autopar._compat.primitives import bind
 from autopar.ir import Layout, TensorType
-from autopar.lower.localize import LocalContext, bind, localize
+from autopar.lower.localize import LocalContext, localize
 from autopar.lower.localize.registry import LOCALIZERS
 from autopar.sharding import Rule, Strategy, register_rule, unregister_rule
 from autopar.sharding.registry import BUILT_IN

@@ -143,3 +143,15 @@ def test_an_error_says_what_is_missing(x64: None) -> None:
     with pytest.raises(InfeasiblePlanError, match="in segments of 2 layers") as error:
         as_one_stage(found, 1, StepForm(segment_layers=2))
     assert "pair of loops over layers" in str(error.value)
+
+
+def test_a_technique_that_changes_nothing_is_no_part_of_the_form(x64: None) -> None:
+    """A user's own recomputation leaves nothing to recompute, and a batch of which nothing is read makes no loop."""
+
+    def loss(p: jax.Array, x: jax.Array) -> jax.Array:
+        return jax.checkpoint(lambda p: jnp.mean(jnp.tanh(p) ** 2))(p)
+
+    found, _ = traced(step_of(loss), (jnp.ones((16, 16)), jnp.ones((4, 15))))
+    for form in (StepForm(remat="full"), StepForm(2), StepForm(2, "full")):
+        formed, made_form = as_one_stage(found, 2, form)
+        assert formed is found and made_form == StepForm()

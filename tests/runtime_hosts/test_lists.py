@@ -88,6 +88,16 @@ def test_forward_alone_with_results_of_all_kinds(x64: None) -> None:
     assert all(a.is_fully_replicated for a in got)
 
 
+def narrow(w: Any, x: Any) -> Any:
+    y = layers(w, x)
+    return {"whole": (7 * y).sum(0).astype(jnp.int4), "flags": (y > 0).sum(0).astype(jnp.uint2), "rows": y.sum(1)}
+
+
+def test_small_results_whose_elements_share_bytes_are_told_to_all_processes(x64: None) -> None:
+    _, got = same(narrow, (state(), batch()), **by_hand())
+    assert all(a.is_fully_replicated for a in got) and {a.dtype.name for a in got} >= {"int4", "uint2"}
+
+
 def test_random_keys_go_between_stages(x64: None) -> None:
     same(with_keys, ({**state(), "key": jax.random.key(3)}, batch()), **by_hand())
 

@@ -1,6 +1,6 @@
 """Running one primitive on one device's pieces."""
 
-from autopar.lower.localize.base import LocalContext, Localizer, bind, run_unchanged
+from autopar.lower.localize.base import LocalContext, Localizer, run_unchanged
 from autopar.lower.localize.registry import localize
 
-__all__ = ["LocalContext", "Localizer", "bind", "localize", "run_unchanged"]
+__all__ = ["LocalContext", "Localizer", "localize", "run_unchanged"]

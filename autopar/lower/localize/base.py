@@ -18,6 +18,7 @@ from jax import lax
 from jax.extend.core import Primitive
 
 from autopar._compat.literals import scalar_of
+from autopar._compat.primitives import bind
 from autopar.ir import Layout, Literal, Operator, TensorType
 from autopar.lower.callback_errors import CallbackErrors
 
@@ -119,14 +120,6 @@ class LocalContext:
 
 #: (primitive, its global parameters, local operands, context) -> local results.
 Localizer: TypeAlias = Callable[[Primitive, Mapping[str, Any], list[Any], LocalContext], list[Any]]
-
-
-def bind(primitive: Primitive, params: Mapping[str, Any], operands: list[Any]) -> list[Any]:
-    """Apply ``primitive`` with ``params``; a list of results even where there is one."""
-    apply: Any = primitive.bind
-    adapt: Any = primitive.get_bind_params
-    results = apply(*operands, **adapt(dict(params)))
-    return list(results) if primitive.multiple_results else [results]
 
 
 def run_unchanged(

@@ -11,8 +11,9 @@ from jax import lax
 from jax.extend.core import Primitive
 
 from autopar._compat.dtypes import numpy_dtype
+from autopar._compat.primitives import bind
 from autopar.ir.primitives import CALLBACKS
-from autopar.lower.localize.base import LocalContext, Localizer, as_bytes, axis_names, bind
+from autopar.lower.localize.base import LocalContext, Localizer, as_bytes, axis_names
 
 
 def call_once(primitive: Primitive, params: Mapping[str, Any], operands: list[Any], context: LocalContext) -> list[Any]:

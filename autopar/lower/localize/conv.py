@@ -9,8 +9,9 @@ from typing import Any
 from jax import lax
 from jax.extend.core import Primitive
 
+from autopar._compat.primitives import bind
 from autopar.frontend.bordered import ends_of, gone_back, with_borders
-from autopar.lower.localize.base import LocalContext, Localizer, bind
+from autopar.lower.localize.base import LocalContext, Localizer
 from autopar.lower.localize.halo import at_end, covered
 from autopar.sharding.rules.conv import bordered, windows
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from jax.extend.core import Primitive
 
-from autopar.lower.localize.base import LocalContext, Localizer, bind
+from autopar._compat.primitives import bind
+from autopar.lower.localize.base import LocalContext, Localizer
 from autopar.microbatch import AXIS
 
 

@@ -19,7 +19,8 @@ import numpy as np
 from jax import lax
 from jax.extend.core import Primitive
 
-from autopar.lower.localize.base import LocalContext, Localizer, bind
+from autopar._compat.primitives import bind
+from autopar.lower.localize.base import LocalContext, Localizer
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ from typing import Any
 from jax import lax
 from jax.extend.core import Primitive
 
+from autopar._compat.primitives import bind
 from autopar.ir.primitives import OF_MATRICES
-from autopar.lower.localize.base import LocalContext, Localizer, bind
+from autopar.lower.localize.base import LocalContext, Localizer
 
 #: Dims of the first operand that are no batch.
 _CORE: Mapping[str, int] = MappingProxyType(

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Primitive
 
-from autopar.lower.localize.base import LocalContext, Localizer, bind
+from autopar._compat.primitives import bind
+from autopar.lower.localize.base import LocalContext, Localizer
 
 
 def ragged_dot_general(

@@ -17,7 +17,8 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.extend.random import threefry2x32_p
 
-from autopar.lower.localize.base import LocalContext, Localizer, bind
+from autopar._compat.primitives import bind
+from autopar.lower.localize.base import LocalContext, Localizer
 
 _LOW = 0xFFFFFFFF
 

@@ -11,7 +11,8 @@ import numpy as np
 from jax import lax
 from jax.extend.core import Primitive
 
-from autopar.lower.localize.base import LocalContext, Localizer, bind
+from autopar._compat.primitives import bind
+from autopar.lower.localize.base import LocalContext, Localizer
 from autopar.lower.localize.halo import covered
 from autopar.sharding.halo import Halo
 from autopar.sharding.rules.shape import rolled

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
 
-from autopar.lower.localize.base import LocalContext, Localizer, bind
+from autopar._compat.primitives import bind
+from autopar.lower.localize.base import LocalContext, Localizer
 from autopar.lower.localize.halo import covered, returned
 from autopar.sharding.halo import Halo
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from autopar._compat.primitives import bind
 from autopar.frontend import BoundGraph
 from autopar.frontend.labels import Labels
 from autopar.frontend.spliced import may_splice, spliced
@@ -19,7 +20,7 @@ from autopar.ir.phases import marks_of
 from autopar.ir.primitives import ALIASES
 from autopar.lower.decisions import Sharded
 from autopar.lower.interpreter import Interpreter
-from autopar.lower.localize.base import bind, scalar
+from autopar.lower.localize.base import scalar
 from autopar.microbatch import AXIS, Microbatching, pseudo_mesh
 from autopar.sharding.reshard import PathTables
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from autopar._compat.primitives import bind
 from autopar.errors import ScheduleError
 from autopar.frontend import BoundGraph
 from autopar.ir import Graph, Literal, Operator
 from autopar.ir.analysis import dependents, taken_by
 from autopar.ir.phases import phase_of
-from autopar.lower.localize.base import AxisIndex, bind, scalar
+from autopar.lower.localize.base import AxisIndex, scalar
 from autopar.lower.pipeline.build import CutPrograms, LoweredPipeline, cut_programs
 from autopar.lower.pipeline.ports import Port
 from autopar.lower.pipeline.stage_program import StageProgram

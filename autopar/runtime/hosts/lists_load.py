@@ -11,7 +11,6 @@ import jax
 import msgspec
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from autopar._compat.dtypes import SUB_BYTE
 from autopar._compat.world import World, world
 from autopar.frontend import Traced
 from autopar.ir.analysis import unread_inputs
@@ -257,11 +256,7 @@ def _announced(traced: Traced, split_step: SplitStep, ends: Sequence[ArrayPlace]
     return [
         Announced(at[0], o.type, ends[at[0]].sharding)
         for o, at in zip(traced.graph.outputs, split_step.outputs, strict=True)
-        if not o.updates
-        and len(at) == 1
-        and o.type.nbytes <= SMALL_BYTES
-        and o.type.dtype not in SUB_BYTE
-        and not o.type.dtype.startswith("key<")
+        if not o.updates and len(at) == 1 and o.type.nbytes <= SMALL_BYTES and not o.type.dtype.startswith("key<")
     ]
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autopar.ir import Graph
-from autopar.search.techniques.base import Asked
+from autopar.search.techniques.base import Asked, Switch
 
 
 @dataclass(frozen=True)
-class BackwardUpdate:
-    """Updates inside of the backward loop over layers."""
+class BackwardUpdate(Switch):
+    """Updates inside of the backward loop over layers. Gradients that are kept are the step's to tell: `StepSource`."""
 
     field: str = "backward_update"
 
@@ -25,17 +24,9 @@ class BackwardUpdate:
             return "microbatches add gradients up"
         return "" if asked.updates_in_backward() else "no backward loop makes gradients that their update alone reads"
 
-    def options(self, asked: Asked) -> tuple[bool, ...]:
-        """See `PlannedTechnique`."""
-        return () if self.obstacle(asked) else (True,)
-
-    def notes(self, graph: Graph, value: bool) -> tuple[str, ...]:
-        """See `PlannedTechnique`. Gradients that are kept are the step's to tell: see `StepSource`."""
-        return ()
-
 
 @dataclass(frozen=True)
-class LayeredUpdate:
+class LayeredUpdate(Switch):
     """Updates of layers one at a time, in a loop of their own, so that their state may lie on hosts."""
 
     field: str = "layered_update"
@@ -51,10 +42,6 @@ class LayeredUpdate:
         if self.obstacle(asked):
             return ()
         return (True,) if asked.problem.job.offload == "layers" else (False, True)
-
-    def notes(self, graph: Graph, value: bool) -> tuple[str, ...]:
-        """See `PlannedTechnique`."""
-        return ()
 
 
 BACKWARD_UPDATE, LAYERED_UPDATE = BackwardUpdate(), LayeredUpdate()

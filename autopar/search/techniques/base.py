@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -62,6 +63,29 @@ class PlannedTechnique(Protocol):
             graph: without the technique.
             value: of the field.
         """
+
+
+@dataclass(frozen=True)
+class Switch(ABC):
+    """A `PlannedTechnique` that a form has or has not, and of which plans say no more than its name.
+
+    Args:
+        field: see `PlannedTechnique`.
+    """
+
+    field: str
+
+    @abstractmethod
+    def obstacle(self, asked: Asked) -> str:
+        """See `PlannedTechnique`."""
+
+    def options(self, asked: Asked) -> tuple[bool, ...]:
+        """See `PlannedTechnique`."""
+        return () if self.obstacle(asked) else (True,)
+
+    def notes(self, graph: Graph, value: bool) -> tuple[str, ...]:
+        """See `PlannedTechnique`."""
+        return ()
 
 
 def body_of(graph: Graph) -> Graph:

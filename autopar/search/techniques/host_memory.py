@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autopar.ir import Graph
 from autopar.schedule.offload import IN_TRANSFER
-from autopar.search.techniques.base import Asked
+from autopar.search.techniques.base import Asked, Switch
 
 
 @dataclass(frozen=True)
-class HostUpdate:
+class HostUpdate(Switch):
     """Updates by hosts, of state that only the update reads."""
 
     field: str = "host_update"
@@ -26,17 +25,9 @@ class HostUpdate:
         offload = asked.problem.job.offload
         return _without_hosts(asked) if offload == "auto" else f"offload={offload!r} says where state lies"
 
-    def options(self, asked: Asked) -> tuple[bool, ...]:
-        """See `PlannedTechnique`."""
-        return () if self.obstacle(asked) else (True,)
-
-    def notes(self, graph: Graph, value: bool) -> tuple[str, ...]:
-        """See `PlannedTechnique`."""
-        return ()
-
 
 @dataclass(frozen=True)
-class ActivationsOnHost:
+class ActivationsOnHost(Switch):
     """Activations of microbatches in flight in host memory, in stages where so many are in flight that it helps."""
 
     field: str = "activations_offloaded"
@@ -48,14 +39,6 @@ class ActivationsOnHost:
         if asked.in_flight - 1 <= IN_TRANSFER:
             return "no more microbatches are in flight than move between devices and hosts"
         return _without_hosts(asked)
-
-    def options(self, asked: Asked) -> tuple[bool, ...]:
-        """See `PlannedTechnique`."""
-        return () if self.obstacle(asked) else (True,)
-
-    def notes(self, graph: Graph, value: bool) -> tuple[str, ...]:
-        """See `PlannedTechnique`."""
-        return ()
 
 
 HOST_UPDATE, ACTIVATIONS_ON_HOST = HostUpdate(), ActivationsOnHost()

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from msgspec import structs
 
 from autopar.api.steps import as_one_stage
 from autopar.errors import InfeasiblePlanError, MicrobatchError
@@ -98,12 +99,12 @@ def outcome(name: str, fields: tuple[str, ...]) -> str:
     found, leaves, wanted = made(name)
     form = StepForm(**{field: value_of(field, found) for field in fields})
     try:
-        formed, _ = as_one_stage(found, 2, form)
+        formed, has = as_one_stage(found, 2, form)
     except MicrobatchError:
         return "microbatches"
     except InfeasiblePlanError as error:
         return next(t.field for t in (*FIRST, *TECHNIQUES) if error.cause == f"there is no {t.wants}")
-    assert formed is not found
+    assert formed is not found and structs.replace(has, layer_ends=None) == form
     for a, b in zip(run(formed, leaves), wanted, strict=True):
         assert difference(np.asarray(a), np.asarray(b)) < 1e-10
     return "composes"

@@ -55,7 +55,7 @@ _MOVES = ("broadcast_in_dim", "convert_element_type", "copy", "neg", "reshape", 
 #: Whose windows slide over padding as over the rest.
 _WINDOWED = (
     "conv_general_dilated", "pad", "reduce_window_max", "reduce_window_min", "reduce_window_sum",
-    "select_and_scatter_add", "slice",
+    "select_and_scatter_add",
 )  # fmt: skip
 #: Whose parameters hold whatever the sizes are of the dims that are loops.
 _SIZELESS = ELEMENTWISE | {
@@ -300,21 +300,10 @@ def _reshape(
 
 
 def _slice(op: Operator, operands: list[_Padded], arrays: list[Any], params: Params, shape: Shape) -> list[Any] | None:
-    """Dims that are taken whole are taken with their padding, of others as much as makes padding behind the part."""
-    array, strides = arrays[0], params["strides"] or (1,) * len(shape)
-    starts, limits = list(params["start_indices"]), list(params["limit_indices"])
-    for d, (n, m) in enumerate(zip(operands[0].shape, array.shape, strict=True)):
-        if (starts[d], limits[d], strides[d]) == (0, n, 1):
-            limits[d] = m
-        elif (n, op.results[0].type.shape[d]) != (m, shape[d]):
-            taken = (shape[d] - 1) * strides[d] + 1
-            if starts[d] + taken > m:
-                config = [(0, 0, 0)] * len(shape)
-                config[d] = (-starts[d], starts[d] + taken - m, 0)
-                array, starts[d] = lax.pad(array, jnp.zeros((), array.dtype), config), 0
-            limits[d] = starts[d] + taken
-    params["start_indices"], params["limit_indices"] = tuple(starts), tuple(limits)
-    return [array, *arrays[1:]]
+    """Dims that are taken whole are taken with their padding."""
+    limits = zip(params["limit_indices"], operands[0].shape, arrays[0].shape, strict=True)
+    params["limit_indices"] = tuple(m if m != n else limit for limit, n, m in limits)
+    return arrays
 
 
 def _behind(size: int, count: int, taps: int, steps: tuple[int, int, int], low: int) -> int:

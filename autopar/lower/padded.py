@@ -326,12 +326,17 @@ def _conv(op: Operator, operands: list[_Padded], arrays: list[Any], params: Para
         sizes = arrays[0].shape[at], shape[in_result], arrays[1].shape[in_kernel]
         if sizes != (operands[0].shape[at], op.results[0].type.shape[in_result], operands[1].shape[in_kernel]):
             padding[n] = padding[n][0], _behind(*sizes, steps, padding[n][0])
+            if padding[n][1] < min(0, params["padding"][n][1]):
+                return None  # more padding than windows cover
     params["padding"] = tuple(padding)
     return arrays
 
 
-def _slid(params: Params, size: Shape, count: Shape, before: tuple[Shape, Shape]) -> None:
-    """Windows of a window's reduction over dims of ``size`` with padding, ``count`` of them; ``before`` without it."""
+def _slid(params: Params, size: Shape, count: Shape, before: tuple[Shape, Shape]) -> bool:
+    """Whether windows cover dims of ``size`` with padding, ``count`` of them, with ``params`` changed.
+
+    ``before`` has both without padding.
+    """
     rank = len(params["window_dimensions"])
     spread, base = (params.get(name) or (1,) * rank for name in ("window_dilation", "base_dilation"))
     padding = list(params["padding"])
@@ -339,15 +344,17 @@ def _slid(params: Params, size: Shape, count: Shape, before: tuple[Shape, Shape]
         if (size[d], count[d]) != (before[0][d], before[1][d]):
             steps = params["window_strides"][d], spread[d], base[d]
             padding[d] = padding[d][0], _behind(size[d], count[d], taps, steps, padding[d][0])
+            if padding[d][1] < 0:
+                return False
     params["padding"] = tuple(padding)
+    return True
 
 
 def _reduce_window(
     op: Operator, operands: list[_Padded], arrays: list[Any], params: Params, shape: Shape
 ) -> list[Any] | None:
     """Windows over dims with their padding."""
-    _slid(params, arrays[0].shape, shape, (operands[0].shape, op.results[0].type.shape))
-    return arrays
+    return arrays if _slid(params, arrays[0].shape, shape, (operands[0].shape, op.results[0].type.shape)) else None
 
 
 def _select_and_scatter_add(
@@ -358,8 +365,8 @@ def _select_and_scatter_add(
     for d in range(len(shape)):
         source = replace(source, array=source.filled(d, "sum"))
         values = replace(values, array=values.filled(d, "max" if params["select_prim"].name == "ge" else "min"))
-    _slid(params, values.array.shape, source.array.shape, (values.shape, source.shape))
-    return [source.array, values.array]
+    slid = _slid(params, values.array.shape, source.array.shape, (values.shape, source.shape))
+    return [source.array, values.array] if slid else None
 
 
 def _pad(op: Operator, operands: list[_Padded], arrays: list[Any], params: Params, shape: Shape) -> list[Any] | None:

@@ -209,8 +209,11 @@ def _classes(graph: Graph) -> list[_Class]:
     of_place = {place: n for n, places in enumerate(parts) for place in places}
     units = [math.gcd(*(types[name].shape[d] for name, d in places)) for places in parts]
     links: dict[int, list[tuple[int, Fraction]]] = {}
-    for elements, windows, ratio in joined.slides:
+    for elements, windows, per_window in joined.slides:
         one, other = of_place[elements], of_place[windows]
+        # Of a dim that is several units of its part a shard has as many units.
+        each = [types[n].shape[d] // (units[p] or 1) for (n, d), p in ((elements, one), (windows, other))]
+        ratio = per_window * Fraction(each[1] or 1, each[0] or 1)
         links.setdefault(one, []).append((other, 1 / ratio))
         links.setdefault(other, []).append((one, ratio))
     all_classes, left = [], dict.fromkeys(range(len(parts)))

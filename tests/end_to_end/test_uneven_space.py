@@ -120,6 +120,24 @@ def test_windows_of_other_steps_over_the_same_rows_are_padded_apart() -> None:
     assert any(c.representative(graph)[2] == 32 for c in candidates(graph, 8, 0.34))
 
 
+@pytest.mark.parametrize("rows", [8, 10])
+def test_rows_of_several_units_are_padded_in_the_ratio_of_windows(rows: int) -> None:
+    """Rows that are split in two elsewhere are two units each; windows of three of them are pooled."""
+
+    def step(w: jax.Array, x: jax.Array) -> Any:
+        def loss(w: jax.Array) -> jax.Array:
+            y = jnp.tanh(x @ w)
+            pooled = lax.reduce_window(y, -jnp.inf, lax.max, (1, 3, 1), (1, 3, 1), "SAME")
+            return (pooled**2).sum() + (jnp.tanh(y.reshape(len(y), rows // 2, -1).sum(0)) ** 2).sum()
+
+        return jax.value_and_grad(loss)(w)
+
+    with jax.enable_x64(True):
+        args = drawn(4, 4), drawn(5, rows, 4)
+        got, _ = run_padded(step, args, 7, 9.0)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-10, 1e-12), got, jax.jit(step)(*args))
+
+
 def chain(p: Any, x: jax.Array) -> Any:
     """A step of convolutions without padding, on few images."""
 

@@ -45,6 +45,9 @@ if _compiled:
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 os.environ["AUTOPAR_CACHE_DIR"] = "off"
+# A parent that loads readline hands its children COLUMNS=80 where there is no terminal; lines are as long as they are
+# without it.
+os.environ.pop("COLUMNS", None)
 
 # "ci" makes the same examples on every run, so that a change of the code is the only reason for a change of the
 # result. "dev" looks for new ones: HYPOTHESIS_PROFILE=dev. Times on shared machines mean nothing: no deadline.

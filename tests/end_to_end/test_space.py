@@ -185,9 +185,12 @@ def crops(x: jax.Array, w: jax.Array) -> jax.Array:
 
 
 def test_padding_and_cutting_keep_the_split() -> None:
-    """64 rows become 72 and 64 again: no device needs more of its neighbours than half of its rows."""
+    """64 rows become 72 and 64 again: no device needs more of its neighbours than half of its rows.
+
+    Five columns are too few for eight devices, padded or not.
+    """
     with jax.enable_x64(True):
-        x, w = drawn(5)(1, 64, 6, 3), drawn(6)(3, 3, 3, 3)
+        x, w = drawn(5)(1, 64, 5, 3), drawn(6)(3, 3, 3, 3)
 
         def step(w: Any, x: Any) -> Any:
             return jax.grad(lambda w, x: jnp.sum(crops(x, w) ** 2), (0, 1))(w, x)

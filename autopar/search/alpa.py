@@ -157,14 +157,11 @@ class _Answers:
         return [*answers, MeshSolution(split, solution, _BY_PHASE)]
 
     def offer(self, sharding_problem: ShardingProblem, look: Solution | None) -> None:
-        """Offers the plan of a look that keeps the limit, where the mesh takes longer to solve than a plan to assemble;
-        of a part of a step none."""
+        """Offers the plan of a look that keeps the limit and is not proven; of a part of a step none."""
         problem = self.meshes.problem
         if problem.anytime is None or isinstance(problem.anytime, OfParts):
             return
         if look is None or not look.found or look.status is Status.OPTIMAL:
-            return
-        if sharding_problem.problem.columns < problem.policy.meshes.offered_columns:
             return
         if is_feasible(sharding_problem.problem, look.choice):
             self.offers.append(MeshSearch(problem).plan([MeshSolution(sharding_problem, look)], "alpa"))

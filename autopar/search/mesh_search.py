@@ -39,6 +39,7 @@ from autopar.search.problem import Problem
 from autopar.search.problem_data import without_room
 from autopar.solver import ChoiceProblem, HighsSolver, Node, Solution, first_look, is_feasible, solve
 from autopar.solver.goal import Goal
+from autopar.solver.highs import MOST_NODES
 from autopar.solver.memory import memory_floor
 from autopar.solver.meter import Meter
 from autopar.solver.solve import LARGE
@@ -204,7 +205,7 @@ class MeshSearch:
         with self.clock.phase("solve"):
             return solve(
                 choices,
-                HighsSolver(max_nodes=problem.policy.meshes.most_nodes),
+                HighsSolver(max_nodes=MOST_NODES),
                 time_limit_s=problem.solving.time_limit_s,
                 seed=problem.solving.seed,
                 known=known,

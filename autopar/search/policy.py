@@ -170,23 +170,6 @@ class EffortPolicy:
 
 
 @dataclass(frozen=True)
-class MeshPolicy:
-    """How the sharding on one logical mesh is solved.
-
-    Args:
-        most_nodes: nodes of HiGHS's tree of the integer program of a mesh. A guard that has decided nothing: of 48
-            calls of HiGHS in 21 of the fixed plans each ended with 0 nodes or 1, for bounds and elimination decide most
-            problems before a tree begins, and wide problems short of memory end by steps of their own
-            (`autopar.solver.solve`).
-        offered_columns: columns from which the plan of a look is offered as incumbent before the mesh is solved:
-            solving takes seconds there where memory is short, assembling a tenth of one. A choice.
-    """
-
-    most_nodes: int = 10_000
-    offered_columns: int = 10_000
-
-
-@dataclass(frozen=True)
 class AttentionPolicy:
     """Which attention is planned in blocks next to the plain form.
 
@@ -372,7 +355,6 @@ class SearchPolicy:
     effort: EffortPolicy = EffortPolicy()
     sizes: SizePolicy = SizePolicy()
     enumeration: EnumerationPolicy = EnumerationPolicy()
-    meshes: MeshPolicy = MeshPolicy()
     overlap: OverlapPolicy = field(default_factory=OverlapPolicy)
     attention: AttentionPolicy = AttentionPolicy()
     algebra: AlgebraPolicy = AlgebraPolicy()

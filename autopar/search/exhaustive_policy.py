@@ -32,7 +32,7 @@ def without_estimates(policy: SearchPolicy) -> SearchPolicy:
         sizes=replace(policy.sizes, tiny_operators=every, few_operators=every, small_operators=every),
         enumeration=replace(policy.enumeration, most_slicings=2_000),
         overlap=OverlapPolicy((0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 0.1, 0.5), stall_share=0.0),
-        partition=replace(policy.partition, near_best=4.0, far=8.0, most_near=every, most_other=64, ranked_pairs=every),
+        partition=replace(policy.partition, near_best=4.0, far=8.0, most_near=every, most_other=64),
         stages=replace(policy.stages, limit_attempts=8, segment_cost=0.0),
         schedules=replace(policy.schedules, long_idle_share=0.0),
         branches=replace(policy.branches, least_share=0.01, most_candidates=every),

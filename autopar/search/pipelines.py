@@ -202,13 +202,7 @@ def _rounds(search: PipelineSearch) -> Iterator[list[Candidate]]:
     for fewest, others in slicing_modes:
         with clock.phase("slice"):
             some = candidates(search.step, fewest, others)
-            if isinstance(some, Bounded):
-                search.bounded.append(some)
-                return
-            ranked = sorted(
-                some,
-                key=lambda c: (c.estimate_s, c.count, len(c.members)),
-            )
+            ranked = sorted(some, key=lambda c: (c.estimate_s, c.count, len(c.members)))
         if others:
             ranked = [c for c in ranked if c not in tried][: policy.most_other]
         else:
@@ -244,8 +238,8 @@ def _neighbours(step: CuttableStep, plans: Sequence[Plan]) -> Iterator[Candidate
         if count and (best.num_stages, count) not in planned:
             job = replace(step.problem.job, num_stages=best.num_stages, num_microbatches=count)
             with contextlib.suppress(MicrobatchError, ScheduleError):
-                some = candidates(replace(step, problem=replace(step.problem, job=job)), None, False)
-                yield from () if isinstance(some, Bounded) else itertools.islice(some, 1)
+                given = replace(step, problem=replace(step.problem, job=job))
+                yield from itertools.islice(candidates(given, None, False), 1)
 
 
 def _under_other_schedules(problem: Problem, candidate: Candidate, plan: Plan) -> Iterator[PipelineTrial]:

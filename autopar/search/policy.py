@@ -221,9 +221,6 @@ class PartitionPolicy:
         excesses: times the memory that layers as they are priced may take, until some slicing does: priced without
             a limit, they take more than they do once they are planned within one. Steps of a tenth and wider: a choice.
         shortages: likewise times less, where none of these slicings fits once it is planned.
-        ranked_excesses: times the memory that a ranked pair may take; of what exceeds it the least is likely to fit.
-        ranked_pairs: pairs of stages and microbatches with the least interpolated costs that are sliced, besides the
-            best with another number of stages: interpolation errs by up to a tenth.
         near_best: factor of the least estimate within which candidates are planned exactly.
         far: likewise of the best candidate with each number of stages of a small step: estimates leave out that sends
             overlap, and that weight gradients fill the bubble.
@@ -234,8 +231,6 @@ class PartitionPolicy:
 
     excesses: tuple[float, ...] = (1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 3.0, math.inf)
     shortages: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.9)
-    ranked_excesses: tuple[float, ...] = (1.0, 1.05, 1.1, 1.15, 1.2, 1.25, 1.3, 1.35, 1.4, 1.5)
-    ranked_pairs: int = 2
     near_best: float = 1.25
     far: float = 2.0
     most_near: int = 3

@@ -37,7 +37,7 @@ class Subproblem:
         met: outputs of a stage's graph that are made where examples meet, before its backward passes.
         cutoff_s: seconds of a step that a plan must stay below to be of use: another plan takes so many.
         tried_stages: numbers of stages that may be faster than another plan; None for any.
-        first_count: microbatches in which a first pipeline is planned, where that fits: the fastest by a relaxation; 0
+        first_count: microbatches in which pipelines are planned first, where they fit: the fastest by a relaxation; 0
             where none says so.
         ample_memory: whether plans are of use only where the memory limit has no part in that of some mesh.
         looks_only: whether a look that keeps the limit is the answer, whatever its gap.

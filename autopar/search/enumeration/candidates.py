@@ -11,14 +11,7 @@ from autopar.ir.phases import phase_of
 from autopar.microbatch import Microbatching
 from autopar.schedule import Schedule, Table, Task, check_barrier, get
 from autopar.search.cuttable import CuttableStep
-from autopar.search.enumeration.rank_pairs import ranked_pairs
-from autopar.search.enumeration.search_space import (
-    is_large,
-    is_of_few_operators,
-    microbatches_and_stages,
-    stage_counts,
-)
-from autopar.search.outcome import Bounded
+from autopar.search.enumeration.search_space import microbatches_and_stages
 from autopar.search.partition.even import even_stages
 from autopar.search.partition.slicings import layers_of, slicings
 from autopar.search.partition.submesh import placed
@@ -77,24 +70,14 @@ def trains(problem: Problem) -> bool:
     return any(phase_of(op) == "backward" for op in problem.graph.operators)
 
 
-def candidates(step: CuttableStep, fewest: Callable[[int], int] | None, every: bool) -> Iterable[Candidate] | Bounded:
+def candidates(step: CuttableStep, fewest: Callable[[int], int] | None, every: bool) -> Iterator[Candidate]:
     """Ways to cut the step; ``fewest`` says from how many blocks on they are the layers, None that they never are.
 
-    With ``every`` those too that are the best in more or less memory than there is. `Bounded` where layers as they are
-    priced say that none is faster than the plan at hand.
+    With ``every`` those too that are the best in more or less memory than there is, or are not expected to be.
     """
-    schedule = schedule_of(step.problem)
-    numbers = _numbers(step, schedule, fewest)
-    return numbers if isinstance(numbers, Bounded) else _candidates(step, numbers, fewest, every)
-
-
-def _candidates(
-    step: CuttableStep, pairs: Iterable[tuple[int, list[int]]], fewest: Callable[[int], int] | None, every: bool
-) -> Iterator[Candidate]:
-    """Ways to cut the step in numbers of microbatches, each with numbers of stages; other arguments as above."""
     problem, source = step.problem, step.source
     schedule, asked = schedule_of(problem), problem.job.num_microbatches
-    for count, numbers in pairs:
+    for count, numbers in microbatches_and_stages(problem, schedule, every=every):
         try:
             microbatching = source.microbatches(count)
         except MicrobatchError:
@@ -118,22 +101,6 @@ def _candidates(
                 yield even
             elif schedule.chunks == 1:
                 yield from _sliced(LayerProfiler(problem, source, count, layers, step.pool), stages, every)
-
-
-def _numbers(
-    step: CuttableStep, schedule: Schedule, fewest: Callable[[int], int] | None
-) -> Iterable[tuple[int, list[int]]] | Bounded:
-    """Numbers of microbatches, each with the numbers of stages that are tried with it."""
-    problem, job = step.problem, step.problem.job
-    ranked = not is_large(problem) and not is_of_few_operators(problem)
-    if ranked and job.num_microbatches is None and job.num_stages is None and schedule.chunks == 1:
-        blocks = {s: fewest and fewest(s) for s in stage_counts(problem, schedule)}
-        pairs = ranked_pairs(step, schedule, blocks)
-        if isinstance(pairs, Bounded):
-            return pairs
-        if pairs:
-            return [(count, [stages]) for count, stages in pairs]
-    return microbatches_and_stages(problem, schedule)
 
 
 def fewest_blocks(problem: Problem, stages: int) -> int:

@@ -34,13 +34,25 @@ def is_large(problem: Problem) -> bool:
     return cluster.num_nodes > problem.policy.sizes.large_nodes and len(cluster.groups) == 1
 
 
-def microbatches_and_stages(problem: Problem, schedule: Schedule) -> Iterator[tuple[int, list[int]]]:
-    """Numbers of microbatches, each with the numbers of stages that are tried with it."""
+def microbatches_and_stages(
+    problem: Problem, schedule: Schedule, *, every: bool = False
+) -> Iterator[tuple[int, list[int]]]:
+    """Numbers of microbatches, each with the numbers of stages that are tried with it.
+
+    Args:
+        problem: what is planned.
+        schedule: of the pipeline.
+        every: whether a step of many operators has others than the number that a relaxation expects to be the fastest.
+    """
     asked = problem.job.num_microbatches
     stages = stage_counts(problem, schedule)
     if asked is None and problem.job.num_stages is None and is_large(problem):
         for s in stages:
             yield most_microbatches(problem, problem.policy.enumeration.most_microbatches_per_stage * s), [s]
+        return
+    expected = problem.subproblem.first_count
+    if asked is None and expected and schedule.chunks == 1 and not (every or is_of_few_operators(problem)):
+        yield expected, stages
         return
     for count in [asked] if asked is not None else microbatch_counts(problem):
         yield count, stages

@@ -1,4 +1,4 @@
-"""Pairs of stages and microbatches by prices between two numbers of microbatches."""
+"""Numbers of microbatches in which slicings are priced, where both numbers are free."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ from autopar.frontend import SignatureOptions, flatten_call, trace
 from autopar.lower.pipeline.source import TracedStages
 from autopar.lower.step import step_of
 from autopar.schedule import get
-from autopar.search import Job, Problem, alpa
-from autopar.search.cuttable import CuttableStep
-from autopar.search.enumeration import candidates, rank_pairs
-from autopar.search.outcome import Bounded
+from autopar.search import Job, Problem
+from autopar.search.enumeration.search_space import microbatches_and_stages
 from autopar.search.partition.slicings import layers_of
 from autopar.search.partition.submesh import Submesh
 from autopar.search.policy import SearchPolicy, SizePolicy
@@ -50,28 +48,17 @@ def prices(made: Problem, count: int) -> LayerProfiler:
     return LayerProfiler(made, made.source, count, layers_of(made, made.source, count, 2, None))
 
 
-def pairs(made: Problem) -> list[tuple[int, int]]:
-    assert made.source is not None
-    fewest = {s: candidates.fewest_blocks(made, s) for s in (2, 4, 8)}
-    ranked = rank_pairs.ranked_pairs(CuttableStep(made, made.source, alpa), get("1f1b"), fewest)
-    assert not isinstance(ranked, Bounded)
-    return ranked
+def counts(made: Problem, *, every: bool = False) -> list[int]:
+    return [count for count, _ in microbatches_and_stages(made, get("1f1b"), every=every)]
 
 
-def test_prices_at_both_ends_are_those_that_were_made():
-    made = problem()
-    few, many = prices(made, 2), prices(made, 32)
-    kind = Submesh(0, 4)
-    for count, own in ((2, few), (32, many)):
-        between = rank_pairs.InterpolatedCosts(few, many, count)
-        (costs, shape), (real, _) = between.on(kind), own.on(kind)
-        assert shape == many.on(kind)[1] and between.layers.cut_bytes == own.layers.cut_bytes
-        for name in ("loop_s", "once_s", "state_bytes", "activation_bytes", "temporary_bytes"):
-            assert getattr(costs, name) == pytest.approx(getattr(real, name)), name
-        assert set(costs.recomputed) == {"selective", "full"}
-        for level, way in costs.recomputed.items():
-            assert way.loop_s == pytest.approx(real.recomputed[level].loop_s)
-            assert way.activation_bytes == pytest.approx(real.recomputed[level].activation_bytes)
+def test_a_step_of_many_operators_is_sliced_in_the_microbatches_that_are_expected_to_be_the_fastest() -> None:
+    free = problem()
+    made = replace(free, subproblem=replace(free.subproblem, first_count=8))
+    assert counts(made) == [8]
+    assert counts(made, every=True) == counts(free) == [4, 16], "where none of its slicings fits others may"
+    few = replace(made, policy=SearchPolicy())
+    assert set(counts(few)) > {8, 16}, "of few operators all numbers are planned"
 
 
 def test_what_is_the_same_in_two_divisions_is_priced_once(monkeypatch: pytest.MonkeyPatch):
@@ -85,35 +72,6 @@ def test_what_is_the_same_in_two_divisions_is_priced_once(monkeypatch: pytest.Mo
     assert np.array_equal(costs.loop_s, again.loop_s)
     prices(replace(made, job=replace(made.job, memory_limit_bytes=10**8)), 2).on(Submesh(0, 4))
     assert len(priced) == once, "no limit has a part in it"
-
-
-def test_prices_between_are_near_those_that_would_be_made():
-    made = problem()
-    few, many, real = prices(made, 2), prices(made, 32), prices(made, 8)
-    kind = Submesh(0, 4)
-    between, own = rank_pairs.InterpolatedCosts(few, many, 8).on(kind)[0], real.on(kind)[0]
-    assert between.loop_s.sum() == pytest.approx(own.loop_s.sum(), rel=0.1)
-    assert between.activation_bytes.sum() == pytest.approx(own.activation_bytes.sum(), rel=0.1)
-    assert np.all(between.loop_s > many.on(kind)[0].loop_s) and np.all(between.loop_s < few.on(kind)[0].loop_s)
-
-
-def test_three_pairs_with_two_numbers_of_stages_are_taken():
-    made = problem()
-    found = pairs(made)
-    assert len(found) == len(set(found)) == 3
-    priced = {key.of[1] for key in made.store.answers if key.what == "layers"}
-    assert priced == {1, 64}, "priced in the fewest and the most microbatches alone"
-    assert len({stages for _, stages in found}) == 2
-    assert all(count > 2 for count, _ in found), "few have a bubble"
-
-
-@pytest.mark.slow
-def test_where_memory_is_short_what_exceeds_it_least_comes_first():
-    """By the prices none of the pairs fits in this memory."""
-    (_, plenty), *_ = pairs(problem())
-    (_, short), *_ = pairs(problem(memory=1_000_000))
-    assert short < plenty
-    assert pairs(problem(memory=700_000)) == [], "half as much again would not do"
 
 
 @pytest.mark.slow
@@ -142,10 +100,3 @@ def test_a_step_that_waits_for_latency_has_stages_in_one_microbatch():
     ]
     assert free.num_stages > 1 and free.num_microbatches == 1
     assert free.step_time <= 1.01 * min(function.plan(*args).step_time for function in asked)
-
-
-def test_few_microbatches_leave_nothing_between():
-    fn, args = mlp.build(abstract=True, layers=8, hidden=256, batch=2)
-    traced = trace(fn, flatten_call(fn, args, {}, SignatureOptions())[0])
-    made = replace(problem(), graph=traced.graph, source=TracedStages(step_of(traced)))
-    assert pairs(made) == []

@@ -83,7 +83,7 @@ GRID = (
     Composed("selective, tp", _SMALL, TrainingPlan(32, 2, tp=2, recompute="selective")),
     Composed("selective, pp", _SMALL, TrainingPlan(32, 2, pp=2, recompute="selective")),
     Composed("offload", _SMALL, TrainingPlan(32, 2, recompute="full", offload=True)),
-    Composed("pp", _SMALL, TrainingPlan(32, 2, pp=2)),
+    Composed("pp", dataclasses.replace(_SMALL, layers=4), TrainingPlan(32, 2, pp=2)),
     Composed("pp, gpipe", _SMALL, TrainingPlan(32, 2, pp=2, schedule="gpipe")),
     Composed("pp, interleaved", _SMALL, TrainingPlan(32, 2, pp=2, chunks=2, schedule="interleaved")),
     Composed("pp, zero bubble", _SMALL, TrainingPlan(32, 2, pp=2, schedule="zb-h1")),

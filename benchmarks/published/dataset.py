@@ -9,6 +9,7 @@ import zlib
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from autopar.cluster import Cluster, LinkSpec
@@ -342,13 +343,19 @@ def _plans(row: dict[str, str], spec: TransformerSpec) -> Iterator[TrainingPlan]
         )
 
 
+@cache
+def _listed(name: str) -> Cluster:
+    """A cluster of `Cluster.load`, read once: hundreds of rows name the same few."""
+    return Cluster.load(name)
+
+
 def _cluster(row: dict[str, str]) -> Cluster:
     """The cluster file of the row's device, with the row's nodes, memory and network."""
     hardware = row["hardware"]
     name = next(file for text, file in CLUSTERS.items() if text in hardware)
     if name == "dgx-a100" and "2020" in row["dataset"] and not row["mem_gb_per_device"].strip():
         name = "dgx-a100-40gb"  # cards of 80 GB, which have more bandwidth too, came at the end of that year
-    cluster = Cluster.load(name)
+    cluster = _listed(name)
     devices = _integer(row, "devices")
     per_node = min(devices, _number(row, "devices_per_node", cluster.groups[0].devices_per_node))
     group = cluster.groups[0]

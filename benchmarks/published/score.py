@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from scipy.stats import spearmanr
+import numpy as np
 
 from autopar.cluster import Cluster
 from benchmarks.published.dataset import Run
@@ -83,10 +83,17 @@ def ranking(scored: Sequence[Scored], least: int = 4) -> Ranking | None:
     correlations, weights, regrets = [], [], []
     for group in ranked:
         measured = [s.run.measured_s or 0.0 for s in group]
-        found = spearmanr([s.prediction.step_s for s in group], measured).statistic
-        correlations.append(0.0 if found != found else float(found))
+        correlations.append(rank_correlation([s.prediction.step_s for s in group], measured))
         weights.append(len(group))
         chosen = min(group, key=lambda s: s.prediction.step_s)
         regrets.append((chosen.run.measured_s or 0.0) / min(measured) - 1)
     mean = sum(c * w for c, w in zip(correlations, weights, strict=True)) / sum(weights)
     return Ranking(mean, statistics.mean(regrets), len(ranked))
+
+
+def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
+    """Spearman's correlation, where equal numbers have their mean rank; 0 where all numbers of one are equal."""
+    ranks = [np.searchsorted(np.sort(x), x, "left") + np.searchsorted(np.sort(x), x, "right") for x in (a, b)]
+    if any(len(set(r.tolist())) == 1 for r in ranks):
+        return 0.0
+    return float(np.corrcoef(*ranks)[0, 1])

@@ -4,9 +4,11 @@ import csv
 
 import pytest
 
+from autopar.cluster import Cluster
 from autopar.cost.constants import load_constants
+from benchmarks.published import dataset
 from benchmarks.published.dataset import BY_GROUP, HELD_OUT, POINTS, load, read
-from benchmarks.published.score import score
+from benchmarks.published.score import rank_correlation, score
 
 
 def rows():
@@ -114,3 +116,25 @@ def test_a_sweep_is_read_in_one_way(tmp_path):
         writer.writerows([{**row, "point_id": "1", "micro_batch": "1"}, {**row, "point_id": "2", "micro_batch": "16"}])
     assert [r.plans[0].recompute for r in load(path)] == ["full", "full"]
     assert [r.plans[0].recompute for r in load(written(tmp_path, {**row, "micro_batch": "1"}))] == ["none"]
+
+
+def test_a_cluster_file_is_read_once_for_all_rows(monkeypatch):
+    read_files = []
+    loaded = Cluster.load
+    dataset._listed.cache_clear()
+    monkeypatch.setattr(Cluster, "load", lambda name: read_files.append(name) or loaded(name))
+    assert len(load()) == len(rows())
+    assert len(read_files) == len(set(read_files)) > 1
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "wanted"),
+    [
+        ([1, 2, 3, 4], [10, 20, 40, 30], 0.8),  # 1 - 6 * 2 / (4 * 15)
+        ([1, 2, 3], [9, 5, 1], -1.0),
+        ([1, 1, 2], [1, 2, 3], 0.75**0.5),  # the two have the rank 1.5
+        ([2, 2, 2], [1, 2, 3], 0.0),
+    ],
+)
+def test_correlation_of_ranks(a, b, wanted):
+    assert rank_correlation(a, b) == pytest.approx(wanted)

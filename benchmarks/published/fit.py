@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -179,7 +179,7 @@ def _slopes(residuals: Residuals, x: NDArray[np.float64], high: NDArray[np.float
 
 
 def leave_one_out(constants: Constants, runs: Sequence[Run], most: int) -> tuple[Row, ...]:
-    """Errors of each dataset with constants that are fitted to the others alone, all their runs among them."""
+    """Errors of each dataset, and of each stack, with constants that are fitted to the other datasets alone."""
     timed = [r for r in runs if r.measured_s is not None]
     errors = Errors(constants, fitted_runs([replace(r, fitted=True) for r in timed], most), FREE)
     # Each fit begins where that to all runs ends, whose derivatives hold for all of them; then it has its own.
@@ -194,6 +194,7 @@ def leave_one_out(constants: Constants, runs: Sequence[Run], most: int) -> tuple
         rows.append(
             {
                 "dataset": dataset,
+                "stack": ", ".join(sorted({s.run.stack for s in scored})),
                 "runs": len(scored),
                 "mean": statistics.mean(abs(s.error) for s in scored),
                 "bias": statistics.mean(s.error for s in scored),
@@ -201,7 +202,22 @@ def leave_one_out(constants: Constants, runs: Sequence[Run], most: int) -> tuple
                 "regret": found.regret if found else None,
             }
         )
-    return (*rows, {"dataset": "mean over datasets", "mean": statistics.mean(r["mean"] for r in rows)})
+    return (*rows, *_means(rows))
+
+
+def _means(rows: Sequence[Row]) -> Iterator[Row]:
+    """Means over the datasets of each stack, then over all; regret over those that have one."""
+    for stack in (*sorted({r["stack"] for r in rows}), None):
+        of_it = [r for r in rows if stack in (None, r["stack"])]
+        regrets = [r["regret"] for r in of_it if r["regret"] is not None]
+        yield {
+            "dataset": f"{len(of_it)} of them",
+            "stack": stack or "all",
+            "runs": sum(r["runs"] for r in of_it),
+            **{name: statistics.mean(r[name] for r in of_it) for name in ("mean", "bias")},
+            "rank": None,
+            "regret": statistics.mean(regrets) if regrets else None,
+        }
 
 
 def write(fitted: Fitted, free: Sequence[Free]) -> None:

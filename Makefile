@@ -88,9 +88,10 @@ lint: $(VENV)/.dev-stamp  ## the static checks alone
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/python -m tests.sizes
 
-# Loops are compiled and the static checks run while test processes collect: a minute of one core. Bytecode is written
-# ahead: where Python writes none (PYTHONDONTWRITEBYTECODE), each process that a test starts would compile all of it.
+# Loops are compiled and the static checks run while test processes collect: a minute of one core. Bytecode is written,
+# and that of the package ahead: else each process of the tests, and each that a test starts, would compile all of it.
 .PHONY: test
+test: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/.dev-stamp  ## static checks and all tests but the slow ones
 	@$(VENV)/bin/python -m compileall -q -j 2 autopar benchmarks examples
 	@{ $(VENV)/bin/python -m autopar.solver.prepare && $(MAKE) --no-print-directory lint; } & checks=$$!; tests=0; \

@@ -23,6 +23,7 @@ import hypothesis
 import pytest
 
 from tests.few import settings, spread
+from tests.turned import turned
 
 _DEVICES = "--xla_force_host_platform_device_count"
 _other_flags = re.sub(rf"{_DEVICES}=\S*", "", os.environ.get("XLA_FLAGS", "")).strip()
@@ -112,6 +113,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cpu", type=int, default=0, help="So many tests and files with the most CPU seconds are shown.")
     parser.addoption("--write-work", action="store_true", help="Keeps the work units of plans, in place of comparing.")
     parser.addoption("--cpu-json", default="", help="A file that gets the CPU seconds of every test.")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Each process of a whole run begins at another folder, unless the order of tests is the one they are found in."""
+    count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
+    whole = config.args == config.getini("testpaths") and not config.getoption("ignore")
+    if count > 1 and whole and config.getoption("randomly_reorganize", False):
+        config.args = turned(Path(__file__).parent, int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw")), count)
 
 
 @pytest.hookimpl(tryfirst=True)  # before ``-m`` is looked at

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 #: By numpy's name of a dtype of which several elements share a byte one of a whole byte that has all of its values.
 SUB_BYTE: Mapping[str, str] = MappingProxyType(
@@ -29,6 +30,30 @@ def dtype_name(dtype: Any) -> str:
         if text.startswith(long):
             return short + text[len(long) :]
     return text
+
+
+def whole_bytes(dtype: Any) -> Any:
+    """A dtype of whole bytes that has all values of ``dtype``: itself but for bool and where elements share a byte."""
+    return jnp.dtype("uint8" if dtype == jnp.bool_ else SUB_BYTE.get(dtype.name, dtype))
+
+
+def bytes_of(array: Any) -> Any:
+    """The bytes of an array, flat."""
+    flat = array.reshape(-1).astype(whole_bytes(array.dtype))
+    if jnp.issubdtype(flat.dtype, jnp.complexfloating):
+        flat = jnp.stack([flat.real, flat.imag], axis=-1)
+    return lax.bitcast_convert_type(flat, jnp.uint8).reshape(-1)
+
+
+def from_bytes(flat: Any, like: Any) -> Any:
+    """The array that `bytes_of` made bytes of, of the shape and dtype of ``like``."""
+    dtype = whole_bytes(like.dtype)
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        half = jnp.float32 if dtype == jnp.complex64 else jnp.float64
+        parts = lax.bitcast_convert_type(flat.reshape(-1, 2, dtype.itemsize // 2), half)
+        return lax.complex(parts[:, 0], parts[:, 1]).reshape(like.shape)
+    numbers = flat.reshape(-1, dtype.itemsize) if dtype.itemsize > 1 else flat
+    return lax.bitcast_convert_type(numbers, dtype).astype(like.dtype).reshape(like.shape)
 
 
 def numpy_dtype(name: str) -> Any:

@@ -53,7 +53,8 @@ def build_stages(
         if updates_apart(plan.schedule):
             return load_ampnet(traced, split_step, lower_ampnet(split_step.step, plan, platform), world_devices())
         given_up = {n for i in donated for n in split_step.names(i)}
-        lowered = lower_pipeline(split_step.step, plan, given_up, platform)
+        keeps = not as_one and jax.process_count() == 1
+        lowered = lower_pipeline(split_step.step, plan, given_up, platform, keeps=keeps)
     say("compiling")
     with clock.phase("compile"):
         return load_stages(traced, split_step, lowered, world_devices(), donated, as_one=as_one)

@@ -11,7 +11,7 @@ from typing import Any
 from jax import lax
 
 from autopar.ir import Layout, Operator
-from autopar.lower.callback_errors import CallbackErrors
+from autopar.lower.callbacks import Callbacks
 from autopar.lower.localize.base import AxisIndex
 from autopar.sharding.reshard import PathTables
 
@@ -27,7 +27,7 @@ class Sharded:
     float32 operands, for XLA's CPU compiler has none of narrow ones; ``hosted`` names inputs that are in host memory
     until they are read; ``host_results`` are, by loop, the numbers of results that are there; ``on_host`` are ids of
     operators on hosts, ``skips_masked`` of attention that leaves scores out; ``matmuls`` says of which tensor of a
-    product blocks travel, ``in_steps`` that each message waits for a product; ``errors`` keeps what callbacks raise.
+    product blocks travel, ``in_steps`` that each message waits for a product; ``callbacks`` says how Python is called.
     """
 
     operands: Mapping[str, tuple[Layout | None, ...]]
@@ -46,7 +46,7 @@ class Sharded:
     skips_masked: frozenset[str] = frozenset()
     matmuls: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     in_steps: bool = False
-    errors: CallbackErrors | None = None
+    callbacks: Callbacks = field(default_factory=Callbacks)
 
     @property
     def sizes(self) -> dict[str, int]:

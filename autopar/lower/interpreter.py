@@ -168,7 +168,7 @@ class Interpreter:
             functools.partial(self._send, _age(env, op)),
             skips_masked=id in self.sharded.skips_masked,
             op=op,
-            errors=self.sharded.errors,
+            callbacks=self.sharded.callbacks,
         )
 
         def apply(*operands: Any, dtype: Any = None) -> Sequence[Any]:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from autopar._compat.dtypes import SUB_BYTE
+from autopar._compat.dtypes import whole_bytes
 
 _BITS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}
 
@@ -36,11 +36,8 @@ def element_of(array: Any) -> Any:
     if not array.size or jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         return None
     element = lax.squeeze(lax.slice(array, (0,) * array.ndim, (1,) * array.ndim), range(array.ndim))
-    if element.dtype == bool:
-        return element.astype(jnp.uint8)
     element = element.real if jnp.issubdtype(element.dtype, jnp.complexfloating) else element
-    if element.dtype.name in SUB_BYTE:
-        element = element.astype(SUB_BYTE[element.dtype.name])
+    element = element.astype(whole_bytes(element.dtype))
     return element if element.dtype.itemsize in _BITS else None
 
 

@@ -7,7 +7,7 @@ every collective is one that the plan counted.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ from autopar.cost import CostModel
 from autopar.errors import ClusterError
 from autopar.frontend import Traced
 from autopar.ir import Layout
-from autopar.lower.callback_errors import CallbackErrors
+from autopar.lower.callbacks import Callbacks
 from autopar.lower.decisions import Sharded
 from autopar.lower.hosted import check_host_memory, hosted_of, sharding_of, to_host
 from autopar.lower.interpreter import Interpreter
@@ -43,7 +43,7 @@ class LoweredProgram:
         donated: indices of donated inputs.
         compiler_options: what XLA is told.
         host_bytes: bytes a device of inputs in host memory, and of outputs there that reuse none of them.
-        errors: what its callbacks have raised.
+        callbacks: how it calls Python, and what has been raised there.
     """
 
     function: Any
@@ -53,7 +53,7 @@ class LoweredProgram:
     donated: tuple[int, ...]
     compiler_options: Mapping[str, Any]
     host_bytes: int = 0
-    errors: CallbackErrors = field(default_factory=CallbackErrors)
+    callbacks: Callbacks = field(default_factory=Callbacks)
 
     def shapes(self, traced: Traced) -> list[jax.ShapeDtypeStruct]:
         """Shape, dtype and sharding of each input of ``traced``, for lowering."""
@@ -72,8 +72,8 @@ def plan_tables(plan: Plan) -> PathTables:
     return path_tables(mesh, CostModel(cluster))
 
 
-def sharded(plan: Plan, platform: str) -> Sharded:
-    """The plan's records, parsed, for a kind of devices."""
+def sharded(plan: Plan, platform: str, callbacks: Callbacks) -> Sharded:
+    """The plan's records, parsed, for a kind of devices, and how its programs call Python."""
     content = plan.content
     copies: dict[str, dict[str, Layout]] = {}
     for c in content.copies:
@@ -93,6 +93,7 @@ def sharded(plan: Plan, platform: str) -> Sharded:
         skips_masked=frozenset(r.id for r in content.operators if r.skips_masked),
         matmuls={r.id: r.collective_matmul for r in content.operators if r.collective_matmul},
         in_steps=platform not in ("cpu", "tpu"),
+        callbacks=callbacks,
     )
 
 
@@ -171,8 +172,8 @@ def lower_on(traced: Traced, plan: Plan, mesh: Mesh | AbstractMesh, platform: st
         mesh: its logical mesh, from `device_mesh` or `abstract_mesh`.
         platform: jax's name of the kind of devices: "cpu", "tpu", "cuda".
     """
-    errors = CallbackErrors(by_buffers=platform == "cpu")
-    decisions, hosted = replace(sharded(plan, platform), errors=errors), hosted_of(plan.content)
+    callbacks = Callbacks(by_buffers=platform == "cpu", keeps=True)
+    decisions, hosted = sharded(plan, platform, callbacks), hosted_of(plan.content)
     graph = traced.graph
     if plan.unproven:
         verify_plan(graph, plan.content, decisions.tables)
@@ -204,7 +205,7 @@ def lower_on(traced: Traced, plan: Plan, mesh: Mesh | AbstractMesh, platform: st
     host_bytes = sum(
         inputs[n].local_bytes(graph.inputs[n].type, sizes) * (1 if n in donated else 2) for n in sorted(hosted.inputs)
     )
-    return LoweredProgram(function, mesh, in_shardings, out_shardings, donated, options, host_bytes, errors)
+    return LoweredProgram(function, mesh, in_shardings, out_shardings, donated, options, host_bytes, callbacks)
 
 
 def where_memory_is_short(content: PlanContent, platform: str) -> dict[str, str]:

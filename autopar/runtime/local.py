@@ -139,8 +139,8 @@ class LocalProgram:
                 smallest = result[self.smallest]
                 LAUNCHES.launched([smallest])
                 LAUNCHES.follow(frozenset(smallest.sharding.device_set), [smallest])
-        if self.program.errors.guards:
-            self.program.errors.check(result)
+        if self.program.callbacks.guards:
+            self.program.callbacks.check(result)
         if self.uncommitted and self._any_committed(leaves):
             return [jax.device_put(r, r.sharding) for r in result]
         return result

@@ -172,7 +172,9 @@ class PipelineProgram(LoadedPipeline):
             give_up(leaves, self.donated)
             joined = self.joined(results)
             LAUNCHES.launched(joined)
-            return joined
+        if self.lowered.callbacks.guards:
+            self.lowered.callbacks.check(joined)
+        return joined
 
     def _start(self, inputs: Sequence[Any]) -> dict[tuple[int, Buffer], Any]:
         """Values on each worker at the beginning of the step."""

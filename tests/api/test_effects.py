@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import pytest
 from jax.experimental import io_callback
 
 import autopar
+from autopar.lower.callbacks import Calls
 from autopar.search import Manual
 from tests.api.steps import CLUSTER
 
@@ -161,6 +163,78 @@ def test_arguments_of_a_callback_are_there_when_it_begins(kind):
     assert there == [(1 + n) * x.size for n in range(3)]
 
 
+@pytest.mark.parametrize("dtype", [jnp.int4, jnp.uint2, jnp.bfloat16, jnp.float8_e4m3fn, jnp.bool_, jnp.complex64])
+def test_arguments_of_every_dtype_are_there_when_a_callback_begins(dtype):
+    there = []
+
+    def reads(v):
+        there.append((v.is_ready(), v.dtype, np.asarray(v).astype(np.complex64).sum()))
+        return v
+
+    def step(x):
+        return jax.pure_callback(reads, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    f, x = parallelize(step, search=Manual(dp=8)), jnp.ones((512, 256), dtype)
+    for _ in range(3):
+        np.testing.assert_array_equal(np.asarray(f(x)), np.asarray(x))
+    assert there == [(True, np.dtype(dtype), x.size)] * 3
+
+
+@pytest.mark.parametrize("kind", ["pure", "debug"])
+def test_other_devices_wait_for_a_callback_outside_of_collectives(monkeypatch, kind):
+    """XLA ends the process where a collective takes longer than 40 seconds."""
+    wait, waiting, seven = Calls.wait, [], threading.Event()
+
+    def noted(calls, device):
+        waiting.append(device)
+        if len(waiting) == 7:
+            seven.set()
+        wait(calls, device)
+
+    monkeypatch.setattr(Calls, "wait", noted)
+    met = []
+
+    def slow(v):
+        met.append(seven.wait(20))
+        return np.asarray(v)
+
+    def step(x):
+        if kind == "debug":
+            jax.debug.callback(slow, x)
+            return x + x.sum()
+        return jax.pure_callback(slow, jax.ShapeDtypeStruct(x.shape, x.dtype), x) + x.sum()
+
+    f = parallelize(step, search=Manual(dp=8))
+    np.testing.assert_array_equal(f(X), X + 120)
+    jax.effects_barrier()
+    assert met == [True] and sorted(waiting) == list(range(1, 8))
+
+
+def test_an_exception_of_a_callback_in_a_stage_is_raised_after_the_step():
+    calls = []
+
+    def tanh(v):
+        calls.append(v.shape)
+        if len(calls) == 2:
+            raise ValueError("mine")
+        return np.tanh(v)
+
+    def layer(x, w):
+        return jax.pure_callback(tanh, jax.ShapeDtypeStruct(x.shape, x.dtype), x @ w)
+
+    def step(ws, x):
+        for w in ws:
+            x = layer(x, w)
+        return x
+
+    ws, x = [jnp.eye(8) / 2] * 4, jnp.ones((8, 8))
+    f = parallelize(step, num_stages=2, num_microbatches=1)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="mine") as raised:
+        f(ws, x)
+    assert isinstance(raised.value.__cause__, ValueError) and len(calls) == 4
+    np.testing.assert_allclose(f(ws, x), step(ws, x), rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("returned", "text"),
     [
@@ -191,3 +265,14 @@ def test_debug_nans_raise_what_jit_raises():
         f(-jnp.ones(8))
     with jax.debug_infs(True), pytest.raises(FloatingPointError, match="inf"):
         f(jnp.zeros(8))
+
+
+def test_a_key_is_printed_by_one_of_several_devices(capfd):
+    def step(x, key):
+        jax.debug.print("{}", key)
+        return x + x.sum()
+
+    f = parallelize(step, search=Manual(dp=8))
+    np.testing.assert_array_equal(f(X, jax.random.key(0)), X + 120)
+    jax.effects_barrier()
+    assert capfd.readouterr().out.count("0 0") == 1

@@ -9,7 +9,7 @@ on the whole. Those with sizes or positions in their parameters have a localizer
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import jax
@@ -20,7 +20,7 @@ from jax.extend.core import Primitive
 from autopar._compat.literals import scalar_of
 from autopar._compat.primitives import bind
 from autopar.ir import Layout, Literal, Operator, TensorType
-from autopar.lower.callback_errors import CallbackErrors
+from autopar.lower.callbacks import Callbacks
 
 #: Mesh axes, major first -> number of this piece among those that the axes make together: an int32 scalar.
 AxisIndex: TypeAlias = Callable[[tuple[str, ...]], Any]
@@ -70,7 +70,7 @@ class LocalContext:
         send: runs a collective on a piece, in the order that the program around needs.
         skips_masked: whether an operator leaves out what its mask leaves empty.
         op: the operator in the graph; None where what runs is not of a graph.
-        errors: keeps what callbacks raise; None where they are not guarded.
+        callbacks: how Python is called.
     """
 
     sizes: Mapping[str, int]
@@ -82,7 +82,7 @@ class LocalContext:
     send: Callable[[Callable[[Any], Any], Any], Any] = lambda permute, piece: permute(piece)
     skips_masked: bool = False
     op: Operator | None = None
-    errors: CallbackErrors | None = None
+    callbacks: Callbacks = field(default_factory=Callbacks)
 
     def operand_shape(self, index: int) -> tuple[int, ...]:
         """Local shape of an operand."""

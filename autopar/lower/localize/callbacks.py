@@ -11,27 +11,30 @@ from jax import lax
 from jax.extend.core import Primitive
 
 from autopar._compat.dtypes import numpy_dtype
-from autopar._compat.primitives import bind
 from autopar.ir.primitives import CALLBACKS
-from autopar.lower.localize.base import LocalContext, Localizer, as_bytes, axis_names
+from autopar.lower.callbacks import Calls
+from autopar.lower.localize.base import DeviceAxes, LocalContext, Localizer, as_bytes, axis_names
 
 
 def call_once(primitive: Primitive, params: Mapping[str, Any], operands: list[Any], context: LocalContext) -> list[Any]:
     """Results of a call that the first device makes; operands and results are whole."""
-    axes, arrays = tuple(context.sizes), [jnp.asarray(x) for x in operands]
+    axes, arrays, calls = tuple(context.sizes), [jnp.asarray(x) for x in operands], Calls()
 
     def call(*given: Any) -> list[Any]:
-        if context.errors is None:
-            return bind(primitive, params, list(given))
-        return context.errors.call(primitive, params, given)
+        return context.callbacks.call(primitive, params, given, calls)
 
     if not axes:
         return call(*arrays)
+    index = context.index(axes)
+    # Of several groups that run one program a device knows its number in its own group alone.
+    alone = not isinstance(context.index, DeviceAxes)
 
-    def skip(*given: Any) -> list[Any]:
+    def wait(*given: Any) -> list[Any]:
+        if alone:
+            return context.callbacks.wait(primitive, params, given, index, calls)
         return [jnp.zeros(t.shape, numpy_dtype(t.dtype)) for t in context.result_types]
 
-    outputs = lax.cond(context.index(axes) == 0, call, skip, *arrays)
+    outputs = lax.cond(index == 0, call, wait, *arrays)
     return [_from_first(x, axis_names(context.index, axes)) for x in outputs]
 
 

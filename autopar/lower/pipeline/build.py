@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from msgspec import structs
 
 from autopar.errors import PlanMismatchError
 from autopar.ir import Graph, Layout
 from autopar.ir.fingerprint import fingerprint
+from autopar.lower.callbacks import Callbacks
 from autopar.lower.pipeline.flow import dataflow_of
 from autopar.lower.pipeline.programs import stage_programs
 from autopar.lower.pipeline.source import TracedStages
@@ -35,12 +36,14 @@ class LoweredPipeline:
         map: stages of all operators.
         programs: of all stages.
         instructions: the lists of all workers.
+        callbacks: how its programs call Python, and what has been raised there.
     """
 
     plan: Plan
     map: StageMap
     programs: tuple[StageProgram, ...]
     instructions: Program
+    callbacks: Callbacks = field(default_factory=Callbacks)
 
     @property
     def table(self) -> Table:
@@ -66,7 +69,9 @@ class LoweredPipeline:
         return self.table.worker_of(Task("forward", stage, 0))
 
 
-def lower_pipeline(step: Step, plan: Plan, donated: Set[str] = frozenset(), platform: str = "cpu") -> LoweredPipeline:
+def lower_pipeline(
+    step: Step, plan: Plan, donated: Set[str] = frozenset(), platform: str = "cpu", *, keeps: bool = False
+) -> LoweredPipeline:
     """Programs and instruction lists of ``plan``.
 
     Args:
@@ -74,13 +79,15 @@ def lower_pipeline(step: Step, plan: Plan, donated: Set[str] = frozenset(), plat
         plan: a plan with several stages.
         donated: names of the step's inputs whose buffers the caller gives up.
         platform: jax's name of the kind of devices.
+        keeps: whether exceptions of callbacks are kept for whoever runs the pipeline.
 
     Raises:
         PlanMismatchError: the plan's cuts are not operators of the step.
     """
-    cut = cut_programs(step, plan, platform)
+    callbacks = Callbacks(by_buffers=platform == "cpu", keeps=keeps)
+    cut = cut_programs(step, plan, platform, callbacks)
     flow = cut.dataflow(donated)
-    return LoweredPipeline(plan, cut.map, cut.programs, build(cut.table, flow))
+    return LoweredPipeline(plan, cut.map, cut.programs, build(cut.table, flow), callbacks)
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,13 +120,16 @@ class CutPrograms:
         return dataflow_of((*self.programs, *more), self.sizes, kinds, donated, offloaded_stages, self.table.num_slices)
 
 
-def cut_programs(step: Step, plan: Plan, platform: str = "cpu", *, separate_state: bool = False) -> CutPrograms:
+def cut_programs(
+    step: Step, plan: Plan, platform: str, callbacks: Callbacks, *, separate_state: bool = False
+) -> CutPrograms:
     """The programs of ``plan``; arguments and errors as of `lower_pipeline`.
 
     Args:
         step: the step.
         plan: its plan.
         platform: jax's name of the kind of devices.
+        callbacks: how its programs call Python.
         separate_state: whether updates are two programs, see `stage_programs`.
     """
     content = plan.content
@@ -146,7 +156,7 @@ def cut_programs(step: Step, plan: Plan, platform: str = "cpu", *, separate_stat
     for stage, part in zip(stages, content.parts, strict=True):
         inputs = [Layout.parse(r.layout) for r in part.inputs]
         outputs = [Layout.parse(r.layout) for r in part.outputs]
-        decisions = sharded(Plan(part), platform)
+        decisions = sharded(Plan(part), platform, callbacks)
         if plan.unproven:
             verify_stage(stage.graph, content, len(sizes), decisions.tables)
         of_stage = stage_programs(

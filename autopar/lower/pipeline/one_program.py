@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from autopar._compat.dtypes import SUB_BYTE, jax_dtype, key_impl
+from autopar._compat.dtypes import bytes_of, from_bytes, jax_dtype, key_impl
 from autopar.ir import Layout, TensorType
 from autopar.lower.localize.base import DeviceAxes
 from autopar.lower.pipeline.grid import WORKERS, Axes, Grid
@@ -291,35 +291,6 @@ def _forget(values: dict[Key, tuple[Any, Layout]], buffers: Sequence[Buffer]) ->
     gone = set(buffers)
     for key in [k for k in values if k[0] in gone and k[2] < 0]:
         del values[key]
-
-
-def bytes_of(array: Any) -> Any:
-    """The bytes of an array, flat."""
-    flat = array.reshape(-1)
-    if flat.dtype == jnp.bool_:
-        return flat.astype(jnp.uint8)
-    if jnp.issubdtype(flat.dtype, jnp.complexfloating):
-        flat = jnp.stack([flat.real, flat.imag], axis=-1)
-    if flat.dtype.name in SUB_BYTE:
-        flat = flat.astype(SUB_BYTE[flat.dtype.name])
-    return lax.bitcast_convert_type(flat, jnp.uint8).reshape(-1)
-
-
-def from_bytes(flat: Any, like: Any) -> Any:
-    """The array that `bytes_of` made bytes of, of the shape and dtype of ``like``."""
-    if like.dtype == jnp.bool_:
-        return flat.astype(jnp.bool_).reshape(like.shape)
-    if jnp.issubdtype(like.dtype, jnp.complexfloating):
-        half = jnp.float32 if like.dtype == jnp.complex64 else jnp.float64
-        parts = lax.bitcast_convert_type(flat.reshape(-1, 2, like.dtype.itemsize // 2), half)
-        return lax.complex(parts[:, 0], parts[:, 1]).reshape(like.shape)
-    if like.dtype.name in SUB_BYTE:
-        return (
-            lax.bitcast_convert_type(flat, jnp.dtype(SUB_BYTE[like.dtype.name])).astype(like.dtype).reshape(like.shape)
-        )
-    if like.dtype.itemsize == 1:
-        return lax.bitcast_convert_type(flat, like.dtype).reshape(like.shape)
-    return lax.bitcast_convert_type(flat.reshape(-1, like.dtype.itemsize), like.dtype).reshape(like.shape)
 
 
 def _packed(array: Any, slot: tuple[str, int]) -> Any:

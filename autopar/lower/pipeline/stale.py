@@ -14,6 +14,7 @@ from autopar.frontend import BoundGraph
 from autopar.ir import Graph, Literal, Operator
 from autopar.ir.analysis import dependents, taken_by
 from autopar.ir.phases import phase_of
+from autopar.lower.callbacks import Callbacks
 from autopar.lower.localize.base import AxisIndex, scalar
 from autopar.lower.pipeline.build import CutPrograms, LoweredPipeline, cut_programs
 from autopar.lower.pipeline.ports import Port
@@ -99,7 +100,7 @@ def apart_programs(step: Step, plan: Plan, platform: str, shares: int) -> ApartP
     Raises:
         ScheduleError: see `lower_stale`.
     """
-    cut = cut_programs(step, plan, platform, separate_state=True)
+    cut = cut_programs(step, plan, platform, Callbacks(platform == "cpu"), separate_state=True)
     _check_crossing(step.graph, cut.map, plan.schedule)
     _check_phases(step.graph, cut.map, plan.schedule)
     shared = _shared_programs(step.program, cut, plan.schedule)

@@ -14,9 +14,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from autopar._compat.dtypes import jax_dtype
+from autopar._compat.dtypes import bytes_of, from_bytes, jax_dtype
 from autopar.ir import TensorType
-from autopar.lower.pipeline.one_program import bytes_of, from_bytes
 from autopar.runtime.transport.permutes import wait_on_cpus
 from autopar.runtime.transport.tiles import moved
 
@@ -124,8 +123,7 @@ class Announcement:
 
 
 def _bytes(type: TensorType) -> int:
-    dtype = jax_dtype(type.dtype)
-    return int(np.prod(type.shape, dtype=np.int64)) * (1 if dtype == np.bool_ else int(dtype.itemsize))
+    return int(np.prod(type.shape, dtype=np.int64)) * int(jax_dtype(type.dtype).itemsize)
 
 
 def _pack(spans: tuple[tuple[int, int], ...], words: int, arrays: Sequence[Any]) -> Any:

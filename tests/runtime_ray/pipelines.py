@@ -20,6 +20,7 @@ from autopar.cluster import Cluster, NodeGroup
 from autopar.cost import CostModel
 from autopar.frontend import SignatureOptions, flatten_call, trace
 from autopar.ir import Layout
+from autopar.lower.callbacks import Callbacks
 from autopar.lower.pipeline.flow import dataflow_of
 from autopar.lower.pipeline.programs import stage_programs
 from autopar.lower.pipeline.stage_graph import stage_graph
@@ -86,7 +87,7 @@ def example_of(
         inputs, outputs = (
             [Layout.parse(r.layout) for r in some] for some in (plan.content.inputs, plan.content.outputs)
         )
-        programs += stage_programs(cut, sharded(plan, "cpu"), inputs, outputs, split=rows.splits_backward)
+        programs += stage_programs(cut, sharded(plan, "cpu", Callbacks()), inputs, outputs, split=rows.splits_backward)
         axes.append(plan.stages[0].mesh_axes)
     kinds: dict[int, set[str]] = {}
     for row in rows.rows:

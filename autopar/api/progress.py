@@ -58,37 +58,70 @@ class Reporter:
             return
         self._depth += 1
         self._text = ""
-        over = threading.Event()
-        write = self._line if _shows_lines(stream) else self._lines
-        line = threading.Thread(target=write, args=(stream, over), name="autopar progress", daemon=True)
-        line.start()
         try:
-            yield
+            with self._line(stream) if _shows_lines(stream) else reminders(self._reminded(stream), self.after_s):
+                yield
         finally:
-            over.set()
-            line.join()
             self._depth -= 1
 
-    def _line(self, stream: TextIO, over: threading.Event) -> None:
-        began = time.monotonic()
-        written = False
-        while not over.wait(EVERY_S if written else self.after_s):
-            text = f"autopar: {self._text or 'working'} ({time.monotonic() - began:.0f} s)"
+    def _reminded(self, stream: TextIO) -> Callable[[float], None]:
+        """What writes a line of a log, for the seconds so far."""
+
+        def write(passed_s: float) -> None:
+            stream.write(f"autopar: {self._text or 'working'} ({passed_s:.0f} s)\n")
+            stream.flush()
+
+        return write
+
+    @contextmanager
+    def _line(self, stream: TextIO) -> Iterator[None]:
+        """A line that changes, and is gone at the end."""
+        is_written = False
+
+        def write(passed_s: float) -> float:
+            nonlocal is_written
+            is_written = True
+            text = f"autopar: {self._text or 'working'} ({passed_s:.0f} s)"
             stream.write(f"\r{text[:_WIDTH]:<{_WIDTH}}")
             stream.flush()
-            written = True
-        if written:
+            return EVERY_S
+
+        with _timer(write, self.after_s):
+            yield
+        if is_written:
             stream.write(f"\r{'':<{_WIDTH}}\r")
             stream.flush()
 
-    def _lines(self, stream: TextIO, over: threading.Event) -> None:
-        """Lines of a log: each after twice the time of the one before."""
-        began, wait_s = time.monotonic(), self.after_s
-        while not over.wait(wait_s):
-            passed_s = time.monotonic() - began
-            stream.write(f"autopar: {self._text or 'working'} ({passed_s:.0f} s)\n")
-            stream.flush()
-            wait_s = passed_s
+
+@contextmanager
+def reminders(say: Callable[[float], None], after_s: float) -> Iterator[None]:
+    """Calls of ``say`` with the seconds since the beginning: after ``after_s``, then whenever twice as much passed."""
+
+    def doubled(passed_s: float) -> float:
+        say(passed_s)
+        return passed_s
+
+    with _timer(doubled, after_s):
+        yield
+
+
+@contextmanager
+def _timer(call: Callable[[float], float], wait_s: float) -> Iterator[None]:
+    """Calls of ``call`` with the seconds since the beginning; each returns the seconds until the next."""
+    over = threading.Event()
+
+    def run() -> None:
+        began, next_s = time.monotonic(), wait_s
+        while not over.wait(next_s):
+            next_s = call(time.monotonic() - began)
+
+    thread = threading.Thread(target=run, name="autopar progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def reporter_of(progress: Callable[[str], None] | bool | None) -> Reporter:

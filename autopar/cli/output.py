@@ -7,15 +7,14 @@ import json
 import os
 import re
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
 
 import click
 
 from autopar._compat.private import write_whole
+from autopar.api.progress import AFTER_S, reminders
 from autopar.errors import AutoparError
 from autopar.report.sections import Section
 
@@ -48,9 +47,6 @@ def write_file(path: str, text: str) -> None:
         raise AutoparError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-#: Seconds after which the line is said again off a terminal, as functions do (`autopar.api.progress`).
-REMINDED_AFTER_S = 2.0
-
 # Numbers of operators, by which the forms of a step differ.
 _COUNTS = re.compile(r"\b\d+(?= operators\b)")
 
@@ -71,41 +67,20 @@ def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
             # Text, not str: what is in brackets is no markup.
             yield lambda text: status.update(import_module("rich.text").Text(text))
     else:
-        said: list[str] = []
+        # By the line without its counts: forms of a step that are planned in the same way are one line.
+        said: dict[str, str] = {}
 
         def say(text: str) -> None:
-            # Forms of a step that are planned in the same way are one line.
-            if _COUNTS.sub("", text) not in (_COUNTS.sub("", line) for line in said):
-                said.append(text)
+            if (line := _COUNTS.sub("", text)) not in said:
+                said[line] = text
                 click.echo(text, err=True)
 
-        with _reminders(said):
-            yield say
-
-
-@contextlib.contextmanager
-def _reminders(said: Sequence[str]) -> Iterator[None]:
-    """Says the last line again, with the seconds since the beginning, whenever twice as much time has passed.
-
-    Args:
-        said: the lines so far, in order.
-    """
-    over = threading.Event()
-
-    def remind() -> None:
-        began, wait_s = time.monotonic(), REMINDED_AFTER_S
-        while not over.wait(wait_s):
-            wait_s = time.monotonic() - began
+        def remind(passed_s: float) -> None:
             if said:
-                click.echo(f"{said[-1]} ({wait_s:.0f} s so far)", err=True)
+                click.echo(f"{next(reversed(said.values()))} ({passed_s:.0f} s so far)", err=True)
 
-    thread = threading.Thread(target=remind, name="autopar progress", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+        with reminders(remind, AFTER_S):
+            yield say
 
 
 @contextlib.contextmanager

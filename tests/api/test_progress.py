@@ -6,6 +6,7 @@ import inspect
 import io
 import logging
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -63,18 +64,22 @@ def test_no_line_before_its_time(monkeypatch, stream):
 
 
 def test_lines_of_a_log_say_what_takes_long_and_get_rarer(monkeypatch):
-    log, waits = io.StringIO(), []
+    log, waits, begin = io.StringIO(), [], threading.Event()
+    monkeypatch.setattr("sys.stderr", log)
 
     class Over(threading.Event):
         def wait(self, timeout=None):
+            begin.wait()
             waits.append(timeout)
             return len(waits) > 3
 
-    reporter = Reporter(live=True, after_s=2.0)
-    reporter("planning 914 operators")
+    over, reporter = Over(), Reporter(live=True, after_s=2.0)
     passed = iter((0.0, 2.0, 4.0, 8.0))
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(passed))
-    reporter._lines(log, Over())
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(passed)))
+    monkeypatch.setattr(progress, "threading", SimpleNamespace(Event=lambda: over, Thread=threading.Thread))
+    with reporter.shown():
+        reporter("planning 914 operators")
+        begin.set()
     assert waits == [2.0, 2.0, 4.0, 8.0]
     assert log.getvalue().splitlines() == [f"autopar: planning 914 operators ({s} s)" for s in (2, 4, 8)]
 

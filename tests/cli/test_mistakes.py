@@ -178,7 +178,7 @@ def test_forms_of_a_step_that_are_planned_alike_are_said_once(capsys):
 def test_what_takes_long_is_said_again(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: queue.Queue[str] = queue.Queue()
     monkeypatch.setattr("click.echo", lambda text, err: lines.put(text))
-    monkeypatch.setattr(output, "REMINDED_AFTER_S", 0.01)
+    monkeypatch.setattr(output, "AFTER_S", 0.01)
     with progress(False) as say:
         say("planning 914 operators for a")
         assert lines.get() == "planning 914 operators for a"

@@ -65,7 +65,7 @@ class Reporter:
             self._depth -= 1
 
     def _reminded(self, stream: TextIO) -> Callable[[float], None]:
-        """What writes a line of a log, for the seconds so far."""
+        """A writer of lines of a log, for the seconds so far."""
 
         def write(passed_s: float) -> None:
             stream.write(f"autopar: {self._text or 'working'} ({passed_s:.0f} s)\n")

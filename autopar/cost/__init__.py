@@ -18,7 +18,7 @@ from autopar.cost.network import NetworkRates
 from autopar.cost.orders import Reorder, packed, reorders, run_bytes
 from autopar.cost.sends import lane_bandwidth, lane_s, least_latency_s, send_s
 from autopar.cost.utilization import product_flops
-from autopar.cost.work import PRODUCTS, Core, KernelWork, LeastWork, kind_of, matrices_of
+from autopar.cost.work import PRODUCTS, Core, KernelWork, LeastWork, aligned_of, kind_of, matrices_of
 
 __all__ = [
     "ATTENTIONS",
@@ -33,6 +33,7 @@ __all__ = [
     "NetworkRates",
     "Numbers",
     "Reorder",
+    "aligned_of",
     "all_reduce_tree_s",
     "collective_matmul_s",
     "collective_on_link_s",

@@ -107,7 +107,9 @@ class KernelRates:
         computing = slowed / (rate * np.where(misaligned, self.misaligned_share, 1.0)) * part
         return np.maximum(np.where(product.flops, computing, 0.0), self.memory_s(moved, device))
 
-    def least_product_s(self, product: Matrices, dtype: str, device: Device, parts: float) -> float:
+    def least_product_s(
+        self, product: Matrices, dtype: str, device: Device, parts: float, aligned: Matrices | None = None
+    ) -> float:
         """Lower bound of a product's seconds on a device that does one of ``parts``, however its dims are split.
 
         With w waves and depth k of the whole, w / a and a k / parts on a device where a of the parts are of the waves,
@@ -117,22 +119,30 @@ class KernelRates:
         which is least at a^2 = parts w half_depth / (half_waves k). It falls with ``parts``, and times ``parts`` rises.
 
         Args:
-            product: whole sizes; rows are taken to be aligned.
+            product: whole sizes.
             dtype: jaxpr name of the dtype that it computes in.
             device: peaks and memory bandwidth.
             parts: devices times microbatches, at most, that share it.
+            aligned: least sizes at which rows are aligned; None where they may be so as it is.
         """
         moved_s = float(self.memory_s(product.moved_bytes / parts, device))
         if not product.flops:
             return moved_s
+        slowed = self._slowed(product, parts)
+        if aligned is not None:
+            slowed /= self.misaligned_share
+            if math.isfinite(float(aligned.flops)):
+                slowed = min(slowed, self._slowed(aligned, parts))
+        best = self.best_f8 if dtype.startswith("f8") else self.best_share
+        return max(slowed / (device.flops(dtype) * best * self.product_share), moved_s)
+
+    def _slowed(self, product: Matrices, parts: float) -> float:
+        """FLOPs over the share of the best rate that is reached, on a device that does one of ``parts``."""
         waves, depth = float(product.batch * product.m * product.n) / (_TILE * self.cores), float(product.k)
         across = self.half_waves * depth
         even = math.sqrt(parts * waves * self.half_depth / across) if across else parts
         along = max(1.0, min(even, parts))  # of the waves; the rest of the depth
-        slowed = (waves / along + self.half_waves) * (depth * along / parts + self.half_depth)
-        best = self.best_f8 if dtype.startswith("f8") else self.best_share
-        rate = device.flops(dtype) * best * self.product_share
-        return max(2.0 * _TILE * self.cores * slowed / rate, moved_s)
+        return 2.0 * _TILE * self.cores * (waves / along + self.half_waves) * (depth * along / parts + self.half_depth)
 
     def attention_s(
         self,

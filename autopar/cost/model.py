@@ -287,7 +287,7 @@ class CostModel:
             kind = _efficiency(KernelWork(work.flops, work.bytes, dtype, work.kind), device)
             return launch_s + least_roofline_s(work.flops, work.bytes, dtype, device, parts, kind)
         if work.product is not None and self.knows_kernels:
-            return launch_s + rates.least_product_s(work.product, dtype, device, parts)
+            return launch_s + rates.least_product_s(work.product, dtype, device, parts, work.aligned)
         traffic = min(1.0, self.stack.traffic, self.stack.core_traffic)
         return launch_s + _busy_s(work.flops / parts, traffic * work.bytes / parts, dtype, device, rates)
 

@@ -68,6 +68,8 @@ class LeastWork:
         dtypes: jaxpr names of those that it may compute in.
         kind: as of `KernelWork`.
         product: sizes of the whole where it is a product.
+        aligned: least sizes at which rows of that product are aligned, see `aligned_of`; None where they may be as it
+            is.
         starts: whether it starts a kernel of its own in any case.
     """
 
@@ -76,12 +78,13 @@ class LeastWork:
     dtypes: tuple[str, ...]
     kind: Kind = ""
     product: Matrices | None = None
+    aligned: Matrices | None = None
     starts: bool = True
 
     def times(self, count: int) -> LeastWork:
         """The work of so many as one operator on a stack."""
-        product = self.product and replace(self.product, batch=self.product.batch * count)
-        return replace(self, flops=count * self.flops, bytes=count * self.bytes, product=product)
+        product, aligned = (m and replace(m, batch=m.batch * count) for m in (self.product, self.aligned))
+        return replace(self, flops=count * self.flops, bytes=count * self.bytes, product=product, aligned=aligned)
 
 
 def kind_of(op: Operator, operand_types: Sequence[TensorType]) -> Kind:
@@ -130,6 +133,74 @@ def matrices_of(
         columns = -(-features // _LEAST_COLUMNS) * _LEAST_COLUMNS
         return Matrices(1, math.prod(result_shape) / features, columns, depth, width)
     return None
+
+
+def aligned_of(
+    op: Operator, operand_shapes: Sequence[Sequence[int]], result_shape: Sequence[int], product: Matrices, parts: int
+) -> Matrices | None:
+    """The least sizes of a product, padding included, at which rows on a device are aligned; None where they may be.
+
+    Rows of ``s`` elements are aligned where ``s`` is 1 or a multiple of 16 bytes (`Matrices.misaligned`). Equal parts
+    of what is not aligned are not either, but for parts of one element: only padding helps. A dim of d elements in
+    parts of a multiple of u takes at least ceil(d / u) u elements, and has two parts or more. The smaller of a
+    convolution's window and its result's spatial dim is never split (`autopar.sharding.rules.conv`).
+
+    Args:
+        op, operand_shapes, result_shape: as of `matrices_of`, of the whole.
+        product: their matrices.
+        parts: devices times microbatches, at most, that share the operator.
+
+    Returns:
+        sizes of which one is infinite where nothing aligns it.
+    """
+    if op.primitive == "dot_general":
+        numbers = op.attr("dimension_numbers")
+        assert isinstance(numbers, tuple), "checked by matrices_of"
+        (left, right), (left_shared, right_shared) = (_pairs(part) for part in numbers)
+        lhs, rhs = operand_shapes[:2]
+        m = [(size, True) for d, size in enumerate(lhs) if d not in (*left, *left_shared)]
+        n = [(size, True) for d, size in enumerate(rhs) if d not in (*right, *right_shared)]
+        k = [(lhs[d], True) for d in left]
+    else:
+        kernel, specs = operand_shapes[1], (op.ints("rhs_spec"), op.ints("out_spec"))
+        spatial = [(kernel[a], result_shape[b]) for a, b in zip(*(spec[2:] for spec in specs), strict=True)]
+        m = [(result_shape[specs[1][0]], True), *((count, count >= taps) for taps, count in spatial)]
+        n = [(int(product.n), True)]
+        k = [(kernel[specs[0][1]], True), *((taps, taps > count) for taps, count in spatial)]
+    unit = math.lcm(16, int(product.width)) // max(1, int(product.width))
+    sizes = [_aligned_size(dims, unit, parts) for dims in (m, n, k)]
+    if all(size is None for size in sizes):
+        return None
+    m_size, n_size, k_size = (
+        old if new is None else new for old, new in zip((product.m, product.n, product.k), sizes, strict=True)
+    )
+    return replace(product, m=m_size, n=n_size, k=k_size)
+
+
+def _aligned_size(dims: Sequence[tuple[int, bool]], unit: int, parts: int) -> float | None:
+    """The least padded size of some dims whose part on a device is a multiple of ``unit``; None where none is padded.
+
+    Args:
+        dims: (size, whether it may be split).
+        unit: elements, a power of two.
+        parts: of the whole at most.
+    """
+    whole = math.prod(size for size, _ in dims)
+    if whole % unit == 0 or whole == 1 or (whole <= parts and all(splits or size == 1 for size, splits in dims)):
+        return None
+    least = {1: 1.0}  # by powers of two that divide the part
+    for size, splits in dims:
+        ways = [(size & -size, float(size))]
+        if splits:
+            powers = [2**e for e in range(1, unit.bit_length()) if 2**e <= -(-size // 2)]
+            ways += [(power, float(-(-size // power) * power)) for power in powers]
+        found: dict[int, float] = {}
+        for had, before in least.items():
+            for power, padded in ways:
+                divides = min(unit, had * power)
+                found[divides] = min(found.get(divides, math.inf), before * padded)
+        least = found
+    return least.get(unit, math.inf)
 
 
 def _pairs(part: Attr) -> tuple[tuple[int, ...], tuple[int, ...]]:

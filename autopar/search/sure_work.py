@@ -18,6 +18,7 @@ from autopar.cost import (
     PRODUCTS,
     CostModel,
     LeastWork,
+    aligned_of,
     kind_of,
     matrices_of,
     operator_bytes,
@@ -31,6 +32,7 @@ from autopar.ir.blockwise import find
 from autopar.ir.loops import Scan
 from autopar.ir.phases import phase_of
 from autopar.ir.primitives import ALIASES, FACTORIZATIONS, is_fusible, is_generator, reads_fused
+from autopar.microbatch import batch_size
 from autopar.search.bounds.stored import floors, floors_of_inputs, passed_on, shared_results
 from autopar.search.bounds.values import StateReads, Values
 from autopar.search.intra.fusion import CONSTANT_BYTES
@@ -77,6 +79,7 @@ class _Around:
         solid_inputs: inputs that are more than constants.
         floor: of inputs, see `autopar.search.bounds.stored.floors`.
         is_step: whether results of the graph are those of the step.
+        parts: devices times examples: no operator is split in more.
         written: of the body of a loop, results that each of its trips stores: those that the next trip takes, and
             slices of what an operator of the same pass takes from memory.
         carried: those of them that the next trip takes.
@@ -94,6 +97,7 @@ class _Around:
     solid_inputs: Set[str]
     floor: Mapping[str, float]
     is_step: bool
+    parts: int
     written: frozenset[str] = frozenset()
     carried: frozenset[str] = frozenset()
     loops: float = 0.0
@@ -112,7 +116,8 @@ def sure_works(graph: Graph, cost: CostModel, block_scores: int = 0, *, in_stage
     """
     solid = {i.name for i in graph.inputs if i.type.nbytes > CONSTANT_BYTES}
     floor = {i.name: i.type.nbytes for i in graph.inputs}
-    yield from _works(_Around(graph, cost, 1.0, "update", block_scores, in_stages, solid, floor, is_step=True))
+    parts = cost.cluster.num_devices * (batch_size(graph) or 1)
+    yield from _works(_Around(graph, cost, 1.0, "update", block_scores, in_stages, solid, floor, True, parts))
 
 
 def _works(around: _Around) -> Iterator[SureWork]:
@@ -136,7 +141,7 @@ def _works(around: _Around) -> Iterator[SureWork]:
             yield from _inside(around, op, phase, values.solid, floor, taken)
         elif not is_generator(op) and op.primitive not in ALIASES:
             reads.note(op, types)
-            least, names = _least(op, types, phase, cost, values, cores), {v.name for v in op.results}
+            least, names = _least(op, types, phase, around, values, cores), {v.name for v in op.results}
             if is_fusible(op):
                 if not (values.depends(op) or names & returned) or (cost.fuses and names.isdisjoint(stored)):
                     continue
@@ -206,7 +211,7 @@ def _read_from_memory(needed: Iterable[Operator], cost: CostModel, cores: Collec
 
 
 def _least(
-    op: Operator, types: Sequence[TensorType], phase: str, cost: CostModel, values: Values, cores: Collection[str]
+    op: Operator, types: Sequence[TensorType], phase: str, around: _Around, values: Values, cores: Collection[str]
 ) -> LeastWork:
     """The work of one run of an operator that goes by memory.
 
@@ -214,10 +219,11 @@ def _least(
         op: the operator.
         types: of its operands.
         phase: that it is in.
-        cost: says what compilers fuse.
+        around: facts of its graph.
         values: those before it.
         cores: operators that may be spared but for their products.
     """
+    cost = around.cost
     dtypes = tuple(sorted({t.dtype for t in types} | {v.type.dtype for v in op.results}))
     flops = operator_flops(op, types)
     if op.primitive in ATTENTIONS:
@@ -225,9 +231,14 @@ def _least(
     if op.id in cores:
         return LeastWork(CAUSAL * flops if op.primitive in PRODUCTS else 0.0, 0.0, dtypes, starts=False)
     if op.primitive in PRODUCTS:
-        shapes, width = [t.shape for t in types], types[0].nbytes // max(1, types[0].size)
-        product = matrices_of(op, shapes, op.results[0].type.shape, width)
-        return LeastWork(flops, operator_bytes(op, types), dtypes, kind_of(op, types), product)
+        shapes, result, width = (
+            [t.shape for t in types],
+            op.results[0].type.shape,
+            types[0].nbytes // max(1, types[0].size),
+        )
+        product = matrices_of(op, shapes, result, width)
+        aligned = product and aligned_of(op, shapes, result, product, around.parts)
+        return LeastWork(flops, operator_bytes(op, types), dtypes, kind_of(op, types), product, aligned)
     if not is_fusible(op) and not (cost.fuses and reads_fused(op)):
         return LeastWork(flops, operator_bytes(op, types), dtypes)
     results = sum(v.type.nbytes for v in op.results)

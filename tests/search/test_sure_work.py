@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import autopar
 from autopar.cluster import Cluster, Curve, Device, LinkSpec, NodeGroup
-from autopar.cost import CostModel, LeastWork, Matrices
+from autopar.cost import CostModel, LeastWork, Matrices, aligned_of, matrices_of
 from autopar.cost.compute import least_roofline_s, roofline_s
 from autopar.search.bound import Freedom, work_bound_s
 from autopar.search.bounds.pipelines import with_sends_s
@@ -145,6 +145,49 @@ def test_no_split_of_a_product_takes_less_than_the_least(rows, columns, depth, a
     taken = float(cost.product_s(split, "bf16"))
     assert cost.least_s(work, parts) <= taken * (1 + 1e-9)
     assert cost.least_s(work, 1) <= parts * cost.least_s(work, parts) * (1 + 1e-9)
+
+
+#: Sizes of which some are aligned, and the parts of each.
+_DIMS = st.tuples(st.sampled_from([1, 2, 3, 5, 6, 7, 8, 9, 12, 14, 20, 27, 33, 64, 100]), st.integers(1, 9))
+
+
+@settings(max_examples=150)
+@given(st.lists(_DIMS, min_size=4, max_size=4), st.sampled_from(["dot", "convolution", "kernel gradient"]))
+def test_no_split_makes_a_product_faster_by_aligning_its_rows(dims, kind):
+    """Whatever dims are divided and padded."""
+    (a, split_a), (b, split_b), (k, split_k), (n, split_n) = dims
+    image, taps = max(b, 3), (3, 3)
+    if kind == "dot":
+        op = graph_of(lambda x, y: jnp.einsum("abk,kn->abn", x, y), f32(a, b, k), f32(k, n)).operators[0]
+        whole = ((a, b, k), (k, n)), (a, b, n)
+        a, b, k, n = (-(-d // p) for d, p in ((a, split_a), (b, split_b), (k, split_k), (n, split_n)))
+        part = ((a, b, k), (k, n)), (a, b, n)
+    else:
+        into, out = (taps, (image, image)) if kind == "convolution" else ((image, image), taps)
+        numbers = jax.lax.conv_dimension_numbers((1, 1, 1, 1), (1, 1, 1, 1), ("NHWC", "HWIO", "NHWC"))
+        size = tuple(t + o - 1 for t, o in zip(into, out, strict=True))
+        shapes = ((a, *size, k), (*into, k, n))
+        conv = lambda x, w: jax.lax.conv_general_dilated(x, w, (1, 1), "VALID", dimension_numbers=numbers)  # noqa: E731
+        op, whole = graph_of(conv, *(f32(*shape) for shape in shapes)).operators[0], (shapes, (a, *out, n))
+        image = -(-image // split_b)  # only the larger of windows and results is split
+        into, out = (taps, (image, *out[1:])) if kind == "convolution" else ((image, *into[1:]), taps)
+        a, k, n = (-(-d // p) for d, p in ((a, split_a), (k, split_k), (n, split_n)))
+        part = ((a, *size, k), (*into, k, n)), (a, *out, n)
+    parts, cost = split_a * split_b * split_k * split_n, CostModel(Cluster.load("dgx-a100"))
+    product, on_device = (matrices_of(op, *shapes, 4) for shapes in (whole, part))
+    aligned = aligned_of(op, *whole, product, parts)
+    work = LeastWork(product.flops, product.moved_bytes, ("f32",), product=product, aligned=aligned)
+    assert cost.least_s(work, parts) <= float(cost.product_s(on_device, "f32")) * (1 + 1e-9)
+    seconds = [m * cost.least_s(work, m) for m in range(1, parts + 1)]
+    assert all(few <= many * (1 + 1e-9) for few, many in itertools.pairwise(seconds))
+
+
+def test_three_features_are_never_aligned():
+    """A convolution of an image takes the rate of rows that are not, in any split."""
+    conv = lambda x, w: jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))  # noqa: E731
+    graph, cost = graph_of(conv, f32(1024, 64, 64, 3), f32(3, 3, 3, 256)), CostModel(CLUSTERS["kernels"])
+    (least,) = (w.least for w in sure_works(graph, cost))
+    assert cost.least_s(least, 4) > 1.5 * cost.least_s(replace(least, aligned=None), 4)
 
 
 def test_what_is_sure_of_an_update():

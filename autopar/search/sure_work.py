@@ -137,7 +137,7 @@ def _works(around: _Around) -> Iterator[SureWork]:
         written_in = next((shared[v.name] for v in op.results if v.name in shared), "")
         values.note(op, spared=op.id in cores, written_in=written_in)
         if op.regions:
-            taken = _read_from_memory((o for o in needed if phase_of(o, around.enclosing) == phase), cost, cores)
+            taken = _stored_for([o for o in needed if phase_of(o, around.enclosing) == phase], cost, cores)
             yield from _inside(around, op, phase, values.solid, floor, taken)
         elif not is_generator(op) and op.primitive not in ALIASES:
             reads.note(op, types)
@@ -208,6 +208,23 @@ def _read_from_memory(needed: Iterable[Operator], cost: CostModel, cores: Collec
         return set()
     fused = reads_fused if cost.fuses else is_fusible
     return {o for op in needed if not fused(op) and op.id not in cores for o in op.reads}
+
+
+def _stored_for(pass_: Sequence[Operator], cost: CostModel, cores: Collection[str]) -> set[object]:
+    """Values of which some operator of a pass takes something from memory, as they are or as fused operators make it.
+
+    What a loop makes of its trips is stored before any of them reads it.
+
+    Args:
+        pass_: operators of one pass, in order.
+        cost: says what compilers fuse.
+        cores: operators of attention that may be spared.
+    """
+    stored = _read_from_memory(pass_, cost, cores)
+    for op in reversed(pass_):
+        if not stored.isdisjoint(v.name for v in op.results):
+            stored.update(op.reads)
+    return stored
 
 
 def _least(

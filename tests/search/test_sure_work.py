@@ -70,8 +70,13 @@ def train_step(kinds, width, batch, momentum):
 
 def check_plans(kinds, width, batch, cluster, asked):
     """No plan is below the bound of all plans, of one stage, of as many stages. Returns how many were there."""
-    fn, args = train_step(kinds, width, batch, 0.9)
-    graph, cost, found = graph_of(fn, *args), CostModel(cluster), 0
+    return check_plans_of(train_step(kinds, width, batch, 0.9), cluster, asked)
+
+
+def check_plans_of(built, cluster, asked):
+    """Likewise of a step and its arguments."""
+    (fn, args), found = built, 0
+    graph, cost = graph_of(fn, *args), CostModel(cluster)
     everything = work_bound_s(graph, cost, Freedom(most_stages=cluster.num_devices, sends=True))
     assert everything > 0
     for options in asked:
@@ -94,6 +99,34 @@ def check_plans(kinds, width, batch, cluster, asked):
 @pytest.mark.parametrize("cluster", CLUSTERS)
 def test_no_plan_that_is_asked_for_is_below_it(cluster):
     assert check_plans(("tanh", "norm"), 64, 16, CLUSTERS[cluster], (PLANS[1], PLANS[2], PLANS[4])) == 3
+
+
+def gated(batch, seq, width, last):
+    """A training step of a gated recurrence, whose loss reads all of its states or the last."""
+
+    def loss(p, x):
+        z = jax.nn.sigmoid(x @ p["z"])
+        step = lambda h, s: (s[0] * h + (1 - s[0]) * s[1],) * 2  # noqa: E731
+        _, states = jax.lax.scan(step, jnp.zeros((batch, width)), (z, x @ p["x"]))
+        return ((states[-1] if last else jnp.tanh(states)) @ p["out"]).sum()
+
+    def step(p, x):
+        value, grads = jax.value_and_grad(loss)(p, x)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, p, grads), value
+
+    return step, ({k: f32(width, width) for k in ("z", "x", "out")}, f32(seq, batch, width))
+
+
+@pytest.mark.parametrize("last", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_no_plan_of_a_recurrence_is_below_it(last):
+    """What its backward loop makes of its trips is stored before products read it."""
+    cluster = CLUSTERS["kernels"]
+    built = gated(16, 8, 64, last)
+    # The stack [8, 16, 64] of trips has no batch dim in front: one microbatch.
+    asked = [{**PLANS[n], "num_microbatches": 1} for n in (0, 1, 3)]
+    assert check_plans_of(built, cluster, asked) == 3
+    works = sure_works(graph_of(built[0], *built[1]), CostModel(cluster))
+    assert sum("scan" in w.id and w.phase == "backward" for w in works) == 4
 
 
 @pytest.mark.slow

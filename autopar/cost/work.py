@@ -190,16 +190,16 @@ def _aligned_size(dims: Sequence[tuple[int, bool]], unit: int, parts: int) -> fl
         return None
     least = {1: 1.0}  # by powers of two that divide the part
     for size, splits in dims:
-        ways = [(size & -size, float(size))]
+        options = [(size & -size, float(size))]
         if splits:
             powers = [2**e for e in range(1, unit.bit_length()) if 2**e <= -(-size // 2)]
-            ways += [(power, float(-(-size // power) * power)) for power in powers]
-        found: dict[int, float] = {}
+            options += [(power, float(-(-size // power) * power)) for power in powers]
+        padded_to: dict[int, float] = {}
         for had, before in least.items():
-            for power, padded in ways:
+            for power, padded in options:
                 divides = min(unit, had * power)
-                found[divides] = min(found.get(divides, math.inf), before * padded)
-        least = found
+                padded_to[divides] = min(padded_to.get(divides, math.inf), before * padded)
+        least = padded_to
     return least.get(unit, math.inf)
 
 

@@ -103,7 +103,7 @@ def test_drawn_examples_equal_one_device(seed: int) -> None:
 @pytest.mark.slow
 def test_a_plan_from_the_cache_of_process_0_is_every_processs(tmp_path: Path) -> None:
     cases = [{"mesh_shape": [2, 4]}]
-    options = {"example": "mlp", "cases": cases, "environment": {"AUTOPAR_CACHE_DIR": str(tmp_path)}, "limit_s": 280}
+    options = {"example": "gpt", "cases": cases, "environment": {"AUTOPAR_CACHE_DIR": str(tmp_path)}, "limit_s": 280}
     first = results(run("train", **options))
     kept = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     again = results(run("train", **options))

@@ -27,7 +27,8 @@ from autopar.ir.primitives import ELEMENTWISE
 from autopar.lower.localize.base import scalar
 from autopar.lower.microbatch.parts import Recorder
 from autopar.lower.microbatch.retrace import retraced
-from autopar.sharding.padding import PaddedDim, enters_whole, inside, labelled, named, splits_by_loops
+from autopar.sharding.halo import Halo
+from autopar.sharding.padding import PaddedDim, Padding, Place, enters_whole, inside, labelled, named, splits_by_loops
 
 Shape: TypeAlias = tuple[int, ...]
 Params: TypeAlias = dict[str, Any]
@@ -88,7 +89,7 @@ def run_padded(
         env: values of its inputs.
         recorder: see there.
     """
-    return _Run(bound, named(bound.graph, dims).shapes(bound.graph), recorder).results(env)
+    return _Run(bound, named(bound.graph, dims), recorder).results(env)
 
 
 @dataclass(frozen=True)
@@ -139,13 +140,13 @@ class _Run:
 
     Args:
         bound: the graph.
-        shapes: of values that have padding, with it; see `autopar.sharding.padding.types_of`.
+        padding: of its values; see `autopar.sharding.padding.types_of`.
         recorder: of the trace.
-        prefix: of names of its values in ``shapes``.
+        prefix: of names of its values in ``padding``.
     """
 
     bound: BoundGraph
-    shapes: Mapping[str, Shape]
+    padding: Padding
     recorder: Recorder
     prefix: str = ""
 
@@ -210,7 +211,7 @@ class _Run:
 
     def _pad(self, name: str, array: Any) -> _Padded:
         """An array without padding as the value ``name`` with its."""
-        shape = self.shapes.get(self.prefix + name)
+        shape = self.padding.shapes.get(self.prefix + name)
         if shape is None or shape == array.shape:
             return _Padded(array, tuple(array.shape))
         config = [(0, n - m, 0) for n, m in zip(shape, array.shape, strict=True)]
@@ -225,7 +226,7 @@ class _Run:
         if op.primitive == "constant" and op.id in program.constants:
             return [self._pad(op.results[0].name, jnp.asarray(program.constants[op.id]))]
         bound = program.bounds[op.id]
-        has_padding = any(self.prefix + o in self.shapes for o in (*op.reads, *(v.name for v in op.results)))
+        has_padding = any(self.prefix + o in self.padding.shapes for o in (*op.reads, *(v.name for v in op.results)))
         types = [v.type.shape for v in op.results]
         if has_padding:
             params = dict(bound.params)
@@ -237,8 +238,12 @@ class _Run:
         outputs = bind(bound.primitive, bound.params, [o.cut() for o in operands])
         return [self._pad(v.name, a) for v, a in zip(op.results, outputs, strict=True)]
 
+    def _pads(self, place: Place) -> bool:
+        """Whether a dim is of a part that is padded."""
+        return (self.prefix + place[0], place[1]) in self.padding.places
+
     def _shape(self, name: str, plain: Shape) -> Shape:
-        return self.shapes.get(self.prefix + name, plain)
+        return self.padding.shapes.get(self.prefix + name, plain)
 
     def _spreads(self, op: Operator) -> bool:
         """Whether an operator puts elements of a value into the padding of a dim that the value does not have."""
@@ -257,7 +262,10 @@ class _Run:
         rule = splits_by_loops(op, self.graph.operand_types(op))
         if rule is None or (op.primitive not in _SIZELESS and op.primitive not in _ADAPTED):
             return None
-        loops = {place for _, place in labelled(op, rule, windows=op.primitive in _WINDOWED)}
+        windowed = op.primitive in _WINDOWED
+        loops = {place: loop for loop, place in labelled(op, rule, windows=windowed)}
+        if windowed and len({(n, self._pads(place)) for place, n in loops.items()}) != len(set(loops.values())):
+            return None  # other parts of a loop are padded than not, or by themselves
         for name in (*op.reads, *(v.name for v in op.results)):
             full = self.graph.types[name].shape
             grown = zip(full, self._shape(name, full), strict=True)
@@ -306,55 +314,66 @@ def _slice(op: Operator, operands: list[_Padded], arrays: list[Any], params: Par
     return arrays
 
 
-def _behind(size: int, count: int, taps: int, steps: tuple[int, int, int], low: int) -> int:
-    """Padding behind a dim of ``size`` with which windows are as many as ``count``; arguments as of `Halo.sliding`."""
-    step, spread, dilation = steps
-    return (count - 1) * step + (taps - 1) * spread - (size - 1) * dilation - low
+#: (elements of a dim, number of windows over it, elements of a window).
+_Windows: TypeAlias = tuple[int, int, int]
+
+
+def _slid(
+    params: Params, steps: Sequence[tuple[int, int, int]], plain: Sequence[_Windows], padded: Sequence[_Windows]
+) -> bool:
+    """Whether windows slide over dims with padding as over the rest, with the padding of ``params`` changed.
+
+    They do not where they would leave out more of a dim than they do without.
+
+    Args:
+        params: of windows over all dims of ``steps``.
+        steps: of each dim as `Halo.sliding` takes them.
+        plain: of each dim without padding.
+        padded: of each dim with padding.
+    """
+    padding = list(params["padding"])
+    for d, (size, count, taps) in enumerate(padded):
+        low, high = padding[d]
+        if padded[d] != plain[d]:
+            padding[d] = low, Halo.sliding(size, count, taps, steps[d], low).behind
+        if padding[d][1] < min(0, high):
+            return False
+    params["padding"] = tuple(padding)
+    return True
 
 
 def _conv(op: Operator, operands: list[_Padded], arrays: list[Any], params: Params, shape: Shape) -> list[Any] | None:
     """Windows over dims with their padding; a padded dim of features or examples in groups must be cut."""
-    numbers, padding = params["dimension_numbers"], list(params["padding"])
+    numbers = params["dimension_numbers"]
     grouped = [(0, numbers.lhs_spec[1])] * (params["feature_group_count"] > 1)
     grouped += [(0, numbers.lhs_spec[0])] * (params["batch_group_count"] > 1)
     grouped += [(1, numbers.rhs_spec[0])] * (len(grouped) > 0)
     if any(arrays[n].shape[d] != operands[n].shape[d] for n, d in grouped):
         return None
-    dims = zip(numbers.lhs_spec[2:], numbers.rhs_spec[2:], numbers.out_spec[2:], strict=True)
-    for n, (at, in_kernel, in_result) in enumerate(dims):
-        steps = params["window_strides"][n], params["rhs_dilation"][n], params["lhs_dilation"][n]
-        sizes = arrays[0].shape[at], shape[in_result], arrays[1].shape[in_kernel]
-        if sizes != (operands[0].shape[at], op.results[0].type.shape[in_result], operands[1].shape[in_kernel]):
-            padding[n] = padding[n][0], _behind(*sizes, steps, padding[n][0])
-            if padding[n][1] < min(0, params["padding"][n][1]):
-                return None  # more padding than windows cover
-    params["padding"] = tuple(padding)
-    return arrays
+    steps = list(zip(params["window_strides"], params["rhs_dilation"], params["lhs_dilation"], strict=True))
+
+    def windows(x: Shape, kernel: Shape, y: Shape) -> list[_Windows]:
+        dims = zip(numbers.lhs_spec[2:], numbers.rhs_spec[2:], numbers.out_spec[2:], strict=True)
+        return [(x[i], y[k], kernel[j]) for i, j, k in dims]
+
+    plain = windows(operands[0].shape, operands[1].shape, op.results[0].type.shape)
+    return arrays if _slid(params, steps, plain, windows(arrays[0].shape, arrays[1].shape, shape)) else None
 
 
-def _slid(params: Params, size: Shape, count: Shape, before: tuple[Shape, Shape]) -> bool:
-    """Whether windows cover dims of ``size`` with padding, ``count`` of them, with ``params`` changed.
-
-    ``before`` has both without padding.
-    """
-    rank = len(params["window_dimensions"])
-    spread, base = (params.get(name) or (1,) * rank for name in ("window_dilation", "base_dilation"))
-    padding = list(params["padding"])
-    for d, taps in enumerate(params["window_dimensions"]):
-        if (size[d], count[d]) != (before[0][d], before[1][d]):
-            steps = params["window_strides"][d], spread[d], base[d]
-            padding[d] = padding[d][0], _behind(size[d], count[d], taps, steps, padding[d][0])
-            if padding[d][1] < 0:
-                return False
-    params["padding"] = tuple(padding)
-    return True
+def _reduced(params: Params, plain: tuple[Shape, Shape], padded: tuple[Shape, Shape]) -> bool:
+    """`_slid` of windows that are reduced; both have the shapes of elements and of windows."""
+    taps = params["window_dimensions"]
+    spread, base = (params.get(name) or (1,) * len(taps) for name in ("window_dilation", "base_dilation"))
+    steps = list(zip(params["window_strides"], spread, base, strict=True))
+    return _slid(params, steps, *(list(zip(*shapes, taps, strict=True)) for shapes in (plain, padded)))
 
 
 def _reduce_window(
     op: Operator, operands: list[_Padded], arrays: list[Any], params: Params, shape: Shape
 ) -> list[Any] | None:
     """Windows over dims with their padding."""
-    return arrays if _slid(params, arrays[0].shape, shape, (operands[0].shape, op.results[0].type.shape)) else None
+    plain = operands[0].shape, op.results[0].type.shape
+    return arrays if _reduced(params, plain, (arrays[0].shape, shape)) else None
 
 
 def _select_and_scatter_add(
@@ -365,8 +384,8 @@ def _select_and_scatter_add(
     for d in range(len(shape)):
         source = replace(source, array=source.filled(d, "sum"))
         values = replace(values, array=values.filled(d, "max" if params["select_prim"].name == "ge" else "min"))
-    slid = _slid(params, values.array.shape, source.array.shape, (values.shape, source.shape))
-    return [source.array, values.array] if slid else None
+    slides = _reduced(params, (values.shape, source.shape), (values.array.shape, source.array.shape))
+    return [source.array, values.array] if slides else None
 
 
 def _pad(op: Operator, operands: list[_Padded], arrays: list[Any], params: Params, shape: Shape) -> list[Any] | None:
@@ -378,7 +397,7 @@ def _pad(op: Operator, operands: list[_Padded], arrays: list[Any], params: Param
             continue
         if not operands[1].zero:
             return None
-        config[d] = low, _behind(*sizes, 1, (1, 1, between + 1), low), between
+        config[d] = low, Halo.padded(*sizes, config[d]).behind, between
     params["padding_config"] = tuple(config)
     return arrays
 

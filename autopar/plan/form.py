@@ -31,7 +31,8 @@ class StepForm(Record, frozen=True):
         block_scores: scores of one head from which attention runs in blocks; 0 where it runs as the program says.
         layered_update: whether the update of stacks of layers runs a layer at a time, in a loop of its own.
         backward_update: whether it runs inside of the backward loop over layers, as far as it may.
-        padded: dims that are padded inside, one of each class: (value, number of the dim, size with padding).
+        padded: dims that are padded inside, one of each part of a class: (value, number of the dim, size with
+            padding).
         host_update: whether the planner has hosts update the state that only the update reads.
         activations_offloaded: whether the activations of microbatches in flight, but for the one that runs and one
             more, are in host memory.

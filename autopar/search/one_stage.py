@@ -187,7 +187,7 @@ def with_padding(trials: Trials[StepForm, Plan], plan: Plan, padded: Sequence[tu
     Args:
         trials: plans of one stage.
         plan: without padding; what it chose otherwise is kept.
-        padded: ways to pad, each one dim of each class.
+        padded: ways to pad, each one dim of each part that is padded.
     """
     for dims in padded:
         same = replace(plan.stages[0].form, padded=dims).asked

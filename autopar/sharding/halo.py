@@ -97,6 +97,11 @@ class Halo:
         """Windows of one element each: those of a slice that takes ``count`` of them, each ``stride``-th."""
         return Halo(size, count, stride, 1, -start)
 
+    @property
+    def behind(self) -> int:
+        """Positions behind the last element that windows cover; negative where they leave out the last positions."""
+        return (self.count - 1) * self.step + self.extent - 1 - (self.size - 1) * self.dilation - self.pad
+
     def reach(self, shards: int) -> Reach | None:
         """Needs of each of ``shards``; None where more than its neighbours have them, or shards differ in form."""
         return _reach(self, shards)

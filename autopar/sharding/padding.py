@@ -3,8 +3,9 @@
 Dims that operators must split together (the loops of their rules) form a class: a vocabulary in its table, in logits
 and in moments; heads, and the width that they are a part of. Where windows slide over a dim, the dim and that of the
 windows are of one class too, whatever their sizes: the rows of images before and after a convolution. Shards of both
-then have elements in the ratio of the windows' step, so that a shard needs no more than edges of its neighbours. A
-class is padded as a whole.
+then have elements in the ratio of the windows' step, so that a shard needs no more than edges of its neighbours.
+Features of a convolution and of its kernel are of one class likewise. A class is padded as a whole, or parts of it are
+padded alone: between parts that are padded and others operators work on what is cut.
 """
 
 from __future__ import annotations
@@ -33,44 +34,23 @@ PaddedDim: TypeAlias = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class PaddedDims:
-    """A class of dims that is padded.
+    """Dims that are padded together.
 
     Args:
-        sizes: its dims, each with its size with padding.
+        parts: its dims by size, each with its size with padding; dims of other parts are joined by windows alone.
     """
 
-    sizes: tuple[tuple[Place, int], ...]
+    parts: tuple[tuple[tuple[Place, int], ...], ...]
 
     @property
     def places(self) -> tuple[Place, ...]:
         """Its dims."""
-        return tuple(place for place, _ in self.sizes)
+        return tuple(place for part in self.parts for place, _ in part)
 
-    def representative(self, graph: Graph) -> PaddedDim:
-        """One dim of the class, of ``graph``, with its size: the first outside of the loop of a stage, if any is."""
-        (name, d), size = next((s for s in self.sizes if s[0][0] in graph.types), self.sizes[0])
-        return name, d, size
-
-
-@dataclass(frozen=True)
-class Padding:
-    """Padded dims of a graph.
-
-    Args:
-        classes: see `PaddedDims`.
-    """
-
-    classes: tuple[PaddedDims, ...]
-
-    def shapes(self, graph: Graph) -> Mapping[str, tuple[int, ...]]:
-        """Shape with its padding of each value that has any."""
-        shapes: dict[str, tuple[int, ...]] = {}
-        types = types_of(graph)
-        for c in self.classes:
-            for (name, d), size in c.sizes:
-                shape = shapes.get(name, types[name].shape)
-                shapes[name] = (*shape[:d], size, *shape[d + 1 :])
-        return MappingProxyType(shapes)
+    def dims(self, graph: Graph) -> tuple[PaddedDim, ...]:
+        """One dim of each part, of ``graph``, with its size: the first outside of the loop of a stage, if any is."""
+        first = (next((s for s in part if s[0][0] in graph.types), part[0]) for part in self.parts)
+        return tuple((name, d, size) for (name, d), size in first)
 
 
 def inside(op: Operator) -> str:
@@ -135,25 +115,39 @@ def _ends(halo: Halo) -> bool:
     return not halo.wraps and not halo.least
 
 
-def _slides(op: Operator, rule: Rule) -> Iterator[tuple[Place, Place, Fraction]]:
-    """(dim over which windows slide, dim of the windows, elements a window) of an operator."""
+def _links(op: Operator, rule: Rule) -> Iterator[tuple[Place, Place, Fraction]]:
+    """(dim, other dim, elements of the first for each of the second) of an operator whose windows slide over dims.
+
+    Dims over which windows slide, with the windows; features of a convolution, with those of its kernel.
+    """
     values = (*op.operands, *(v.name for v in op.results))
     labels, last = (*rule.operands, *rule.results), len(values) - 1
     for number, factor in enumerate(rule.factors):
         halo = factor.halo
-        if halo is None or not _ends(halo):
-            continue
         places = {
             t: (name, labels[t].index(number))
             for t, name in enumerate(values)
             if isinstance(name, str) and number in labels[t]
         }
+        if halo is None:
+            first, *others = places.values()
+            yield from ((first, other, Fraction(1)) for other in others if _is_of_kernel(op, rule, number))
+            continue
+        if not _ends(halo):
+            continue
         elements = {factor.halo_operand, last} if halo.returns else {factor.halo_operand}
         for t, place in places.items():
             if factor.halo_operand in places and t not in elements:
                 yield places[factor.halo_operand], place, Fraction(halo.step, halo.dilation)
             elif t == last and halo.returns and factor.halo_operand in places:
                 yield places[factor.halo_operand], place, Fraction(1)
+
+
+def _is_of_kernel(op: Operator, rule: Rule, number: int) -> bool:
+    """Whether a loop is one over features of a convolution that has no groups."""
+    if op.primitive != "conv_general_dilated" or number not in rule.operands[1]:
+        return False
+    return op.integer("feature_group_count") == op.integer("batch_group_count") == 1
 
 
 @dataclass(frozen=True)
@@ -186,9 +180,8 @@ class _Class:
         """The class with padding, with these units of its parts."""
         return PaddedDims(
             tuple(
-                ((name, d), types[name].shape[d] // unit * padded)
+                tuple(((name, d), types[name].shape[d] // unit * padded) for name, d in places)
                 for (places, unit, _), padded in zip(self.parts, units, strict=True)
-                for name, d in places
             )
         )
 
@@ -202,14 +195,20 @@ def classes(graph: Graph) -> tuple[tuple[Place, ...], ...]:
     return tuple(tuple(p for places, _, _ in c.parts for p in places) for c in _classes(graph))
 
 
+def _parts(graph: Graph) -> tuple[list[_Class], _Joined]:
+    """Dims that are split together without windows over them, each part as a class of its own."""
+    joined, types = _Joined(graph), types_of(graph)
+    units = ((tuple(places), math.gcd(*(types[name].shape[d] for name, d in places))) for places in joined.all())
+    return [_Class(((places, unit, 1),)) for places, unit in units], joined
+
+
 def _classes(graph: Graph) -> list[_Class]:
     """`classes`, with the sizes of their parts."""
-    joined, types = _Joined(graph), types_of(graph)
-    parts = joined.all()
+    alone, joined = _parts(graph)
+    types, parts, units = types_of(graph), [c.parts[0][0] for c in alone], [c.parts[0][1] for c in alone]
     of_place = {place: n for n, places in enumerate(parts) for place in places}
-    units = [math.gcd(*(types[name].shape[d] for name, d in places)) for places in parts]
     links: dict[int, list[tuple[int, Fraction]]] = {}
-    for elements, windows, per_window in joined.slides:
+    for elements, windows, per_window in joined.links:
         one, other = of_place[elements], of_place[windows]
         # Of a dim that is several units of its part a shard has as many units.
         each = [types[n].shape[d] // (units[p] or 1) for (n, d), p in ((elements, one), (windows, other))]
@@ -233,24 +232,25 @@ def _classes(graph: Graph) -> list[_Class]:
         for numbers in together:
             scale = [ratios[n] for n in numbers]
             common = Fraction(math.gcd(*(r.numerator for r in scale)), math.lcm(*(r.denominator for r in scale)))
-            all_classes.append(_Class(tuple((tuple(parts[n]), units[n], int(ratios[n] / common)) for n in numbers)))
+            all_classes.append(_Class(tuple((parts[n], units[n], int(ratios[n] / common)) for n in numbers)))
         for n in ratios:
             del left[n]
     return all_classes
 
 
-def candidates(graph: Graph, shards: int, most_waste: float) -> tuple[PaddedDims, ...]:
+def candidates(graph: Graph, shards: int, most_waste: float, *, joined: bool = True) -> tuple[PaddedDims, ...]:
     """Classes of a graph that more of ``shards`` devices divide with padding.
 
     Args:
         graph: a step.
         shards: devices.
         most_waste: padding as a share of the size, at most.
+        joined: whether dims before and after windows are one class; else each part of a class is padded by itself.
     """
     padded_classes, types = [], types_of(graph)
     if all(padded_size(n, shards, most_waste) == n for n in _common_divisors(types.values())):
         return ()  # whatever the classes are
-    for c in _classes(graph):
+    for c in _classes(graph) if joined else _parts(graph)[0]:
         units = _padded_units(c, shards, most_waste)
         places = (place for places, _, _ in c.parts for place in places)
         if units is not None and all(is_number(types[n].dtype) or types[n].dtype == "bool" for n, _ in places):
@@ -266,21 +266,36 @@ def _common_divisors(types: Iterable[TensorType]) -> set[int]:
     return divisors
 
 
+@dataclass(frozen=True)
+class Padding:
+    """Padded dims of a graph.
+
+    Args:
+        shapes: shape with its padding of each value that has any.
+        places: all dims of the parts that are padded, also those whose size already is that with padding.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    places: frozenset[Place]
+
+
 def named(graph: Graph, dims: Collection[PaddedDim]) -> Padding:
     """The padding of a graph that a plan tells.
 
     Args:
         graph: the step.
-        dims: of each class one dim, with its size when padded.
+        dims: of each part that is padded one dim, with its size when padded; see `PaddedDims`.
     """
-    padded_classes, types = [], types_of(graph)
-    of_place = {place: (c, n) for c in _classes(graph) for n, (places, _, _) in enumerate(c.parts) for place in places}
-    for name, d, padded in dims:
-        c, n = of_place[name, d]
-        _, unit, ratio = c.parts[n]
-        shard = Fraction(padded * unit // types[name].shape[d], ratio)
-        padded_classes.append(c.padded([int(shard * r) for _, _, r in c.parts], types))
-    return Padding(tuple(padded_classes))
+    shapes: dict[str, tuple[int, ...]] = {}
+    types, of_place = types_of(graph), {}
+    for places, _, _ in (c.parts[0] for c in _parts(graph)[0]):
+        of_place.update(dict.fromkeys(places, places))
+    for name, d, size in dims:
+        for other, e in of_place[name, d]:
+            shape = shapes.get(other, types[other].shape)
+            padded = types[other].shape[e] * size // types[name].shape[d]
+            shapes[other] = (*shape[:e], padded, *shape[e + 1 :])
+    return Padding(MappingProxyType(shapes), frozenset(p for name, d, _ in dims for p in of_place[name, d]))
 
 
 def renamed_dims(dims: Collection[PaddedDim], names: Mapping[str, str]) -> tuple[PaddedDim, ...]:
@@ -323,18 +338,19 @@ class _Joined:
 
     def __init__(self, graph: Graph) -> None:
         self.parents: dict[Place, Place] = {}
-        self.slides: list[tuple[Place, Place, Fraction]] = []
+        self.links: list[tuple[Place, Place, Fraction]] = []
         for prefix, inner, op in operators_of(graph):
             rule = None if op.primitive == "stage_boundary" else splits_by_loops(op, inner.operand_types(op))
             first: dict[int, Place] = {}
             for factor, (name, d) in () if rule is None else labelled(op, rule):
                 place = prefix + name, d
-                self._join(first.setdefault(factor, place), place)
-            for (one, d), (other, e), ratio in () if rule is None else _slides(op, rule):
+                linked = rule is not None and _is_of_kernel(op, rule, factor)
+                self._join(place if linked else first.setdefault(factor, place), place)
+            for (one, d), (other, e), ratio in () if rule is None else _links(op, rule):
                 elements, windows = (prefix + one, d), (prefix + other, e)
                 self._join(elements, elements)
                 self._join(windows, windows)
-                self.slides.append((elements, windows, ratio))
+                self.links.append((elements, windows, ratio))
         for op in graph.operators:
             if is_stage_loop(op):
                 self._enter(graph, op)

@@ -61,7 +61,7 @@ def test_a_stage_in_padding_takes_and_gives_what_it_did(x64: None, count: int, l
     members = members_of(forward, (forward[len(forward) // 2],))
     for stage in (0, 1):
         plain = source.stage_graph(members, stage, StepForm(count, level))
-        dims = tuple(c.representative(plain.graph) for c in candidates(plain.graph, 2, 0.3))
+        dims = tuple(d for c in candidates(plain.graph, 2, 0.3) for d in c.dims(plain.graph))
         assert dims
         padded = source.stage_graph(members, stage, StepForm(count, level, padded=dims))
         assert padded.graph.inputs == plain.graph.inputs

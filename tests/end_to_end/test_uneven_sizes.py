@@ -60,7 +60,7 @@ def run_padded(step: Any, args: Any, pieces: int, waste: float, chosen: int | No
     traced = pure.traced(pure.resolve(args, {})[0])
     found = candidates(traced.graph, pieces, waste)
     some = found if chosen is None else found[chosen % len(found) : chosen % len(found) + 1] if found else ()
-    form = padded(traced, [c.representative(traced.graph) for c in some])
+    form = padded(traced, [d for c in some for d in c.dims(traced.graph)])
     names = [i.name for i in form.graph.inputs]
 
     def run(*arrays: Any) -> list[Any]:

@@ -12,8 +12,11 @@ from jax import lax
 
 import autopar
 from autopar.frontend import Traced
+from autopar.ir import Graph
 from autopar.lower.padded import padded
+from autopar.search.techniques import padding
 from autopar.sharding.padding import candidates, classes
+from tests.end_to_end.test_space import crops
 from tests.end_to_end.test_uneven_sizes import drawn, run_padded
 from tests.search.problems import toy
 
@@ -97,7 +100,7 @@ def test_rows_of_a_chain_are_padded_together(kind: str) -> None:
     (image,) = (i.name for i in graph.inputs if i.type.shape == (2, 19, 30, 3))
     rows, columns = (next(c for c in classes(graph) if (image, d) in c) for d in (1, 2))
     chosen = [c for c in candidates(graph, 8, 1.0) if {(image, 1), (image, 2)} & set(c.places)]
-    form = padded(traced, [c.representative(graph) for c in chosen]).graph
+    form = padded(traced, [d for c in chosen for d in c.dims(graph)]).graph
     images = [op.results[0] for op in graph.operators if op.primitive == "conv_general_dilated"]
     images = [v for v in images if v.type.shape[0] == 2]
     assert len(images) >= 4
@@ -117,7 +120,7 @@ def test_windows_of_other_steps_over_the_same_rows_are_padded_apart() -> None:
     graph = traced_of(step, (drawn(3, 3, 3, 3), drawn(1, 30, 8, 3))).graph
     sizes = [{graph.types[name].shape[d] for name, d in c} for c in classes(graph)]
     assert not any({15, 30} <= s for s in sizes)
-    assert any(c.representative(graph)[2] == 32 for c in candidates(graph, 8, 0.34))
+    assert any(size == 32 for c in candidates(graph, 8, 0.34) for _, _, size in c.dims(graph))
 
 
 @pytest.mark.parametrize("rows", [8, 10])
@@ -163,3 +166,51 @@ def test_a_chain_of_convolutions_without_padding_is_planned_split() -> None:
         assert plan.step_time < whole.plan(*args).step_time
         got, want = run(*args), jax.jit(chain)(*args)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-10, 1e-12), got, want)
+
+
+def predicted_s(step: Any, args: Any, *joined: bool) -> float:
+    """Predicted seconds of a step whose classes are padded as a whole (True) or in parts (False), or as is faster."""
+
+    def some(graph: Graph, shards: int, most_waste: float, *, joined: bool) -> Any:
+        return candidates(graph, shards, most_waste, joined=joined) if joined in ways else ()
+
+    ways = joined
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(padding, "candidates", some)
+        run = autopar.parallelize(step, cluster=toy(8), num_stages=1, num_microbatches=1, remat="none")
+        return run.plan(*args).step_time
+
+
+def test_parts_of_a_class_are_padded_alone_where_that_is_faster() -> None:
+    """Six columns, and three features of a convolution; a convolution computes none of the padding then."""
+
+    def step(w: Any, x: Any) -> Any:
+        return jax.grad(lambda w, x: jnp.sum(crops(x, w) ** 2), (0, 1))(w, x)
+
+    with jax.enable_x64(True):
+        args = drawn(3, 3, 3, 3), drawn(1, 64, 6, 3)
+        assert predicted_s(step, args, True, False) < 0.95 * predicted_s(step, args, True)
+        run = autopar.parallelize(step, cluster=toy(8), num_stages=1, num_microbatches=1)
+        assert run.plan(*args).stages[0].form.padded
+        got, want = run(*args), jax.jit(step)(*args)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-10, 1e-12), got, want)
+
+
+def drawn_net(seed: int) -> tuple[Any, Any]:
+    """A step and its arguments, the same for the same seed."""
+    rng = np.random.default_rng(seed)
+    if seed % 3 == 0:
+        layers, side = int(rng.integers(2, 5)), int(rng.integers(20, 80))
+        weights = [0.2 * drawn(3, 3, n, 8, seed=i) for i, n in enumerate((3, *[8] * layers))]
+        return chain, (weights, drawn(1, side, side, 3))
+    height, width = (int(n) for n in rng.integers(12, 48, 2))
+    return step_of(str(rng.choice(KINDS))), arguments(height, width, int(rng.integers(1, 4)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12))
+def test_drawn_nets_are_never_slower_than_padded_either_way(seed: int) -> None:
+    """By predicted seconds."""
+    step, args = drawn_net(seed)
+    both, *alone = (predicted_s(step, args, *ways) for ways in ((True, False), (True,), (False,)))
+    assert both <= (1 + 1e-9) * min(alone), (both, alone)

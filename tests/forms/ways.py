@@ -32,7 +32,7 @@ def _rewritten(rewrite: Callable[[Any], Any]) -> Callable[[Step, tuple[Any, ...]
 
 
 def _widened(found: Any) -> Any:
-    return padded(found, [c.representative(found.graph) for c in candidates(found.graph, 5, 9.0)])
+    return padded(found, [d for c in candidates(found.graph, 5, 9.0) for d in c.dims(found.graph)])
 
 
 def _staged(step: Step, args: tuple[Any, ...]) -> Any:

@@ -140,7 +140,7 @@ def padded_plan(fn: Callable[..., Any], args: Sequence[Any], seed: int) -> Calla
 
     def search(problem: Problem) -> Plan:
         classes = candidates(problem.graph, 8, _MOST_WASTE) if problem.graph == traced.graph else ()
-        dims = tuple(c.representative(problem.graph) for c in classes if rng.integers(4))
+        dims = tuple(d for c in classes if rng.integers(4) for d in c.dims(problem.graph))
         if not dims:
             return random_plan(seed)(problem)
         plan = random_plan(seed)(replace(problem, graph=padded(traced, dims).graph))

@@ -51,7 +51,7 @@ def padded_classes(seed: int, index: int) -> int:
         return 0  # refused before anything is padded
     traced = pure.traced(signature)
     classes = candidates(traced.graph, 7, 9.0)
-    form = padded(traced, [c.representative(traced.graph) for c in classes])
+    form = padded(traced, [d for c in classes for d in c.dims(traced.graph)])
     if classes:
         off, where = worst(results(traced, form, leaves), results(traced, traced, leaves))
         assert off <= MOST, (seed, index, off, where)

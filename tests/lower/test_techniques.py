@@ -83,7 +83,7 @@ def value_of(field: str, found: Traced) -> Any:
     """What a form has in a field whose technique it takes."""
     if field == "padded":
         ways = candidates(found.graph, 2, 0.5)
-        return tuple(c.representative(found.graph) for c in ways[:1]) or (("nothing", 0, 16),)
+        return tuple(d for c in ways[:1] for d in c.dims(found.graph)) or (("nothing", 0, 16),)
     return {
         "remat": "full",
         "backward_update": True,

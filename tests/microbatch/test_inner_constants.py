@@ -53,7 +53,7 @@ def arguments():
 def test_in_microbatches_padded_and_recomputed(x64, name):
     def widened(traced):
         classes = candidates(traced.graph, 8, 9.0)
-        return padded(traced, [c.representative(traced.graph) for c in classes])
+        return padded(traced, [d for c in classes for d in c.dims(traced.graph)])
 
     step = step_of(loss_of(FORMS[name]))
     args = arguments()

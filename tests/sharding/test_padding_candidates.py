@@ -37,7 +37,7 @@ def looked_at(graph: Graph, shards: int, most_waste: float) -> tuple[padding.Pad
         size = math.gcd(*(types[name].shape[d] for name, d in places))
         padded = padding.padded_size(size, shards, most_waste)
         if padded != size:
-            found.append(padding.PaddedDims(tuple((p, types[p[0]].shape[p[1]] // size * padded) for p in places)))
+            found.append(padding.PaddedDims((tuple((p, types[p[0]].shape[p[1]] // size * padded) for p in places),)))
     return tuple(found)
 
 

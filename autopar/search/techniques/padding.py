@@ -13,12 +13,12 @@ from autopar.ir.loops import runs_inside
 from autopar.ir.phases import is_stage_loop
 from autopar.search.problem import Problem
 from autopar.search.techniques.base import Asked
-from autopar.sharding.padding import PaddedDim, PaddedDims, candidates, named, operators_of, types_of
+from autopar.sharding.padding import PaddedDim, PaddedDims, candidates, classes, named, operators_of, types_of
 
 
 @dataclass(frozen=True)
 class PaddingOfDims:
-    """Padding; a value has one dim of each class that is padded.
+    """Padding; a value has one dim of each part of a class that is padded.
 
     What lies on hosts has none, nor have layers that are updated one at a time, nor has the batch where microbatches
     of one stage split it: its padding would mix them. Microbatches of a stage of a pipeline are padded each by itself.
@@ -61,40 +61,43 @@ def _ruled_out(asked: Asked) -> str:
 
 def _pads_batch(graph: Graph, dims: Sequence[PaddedDim]) -> bool:
     """Whether some dim of an input of the batch is padded."""
-    shapes = named(graph, dims).shapes(graph)
+    shapes = named(graph, dims).shapes
     return any(i.role == "batch" and shapes.get(i.name, i.type.shape) != i.type.shape for i in graph.inputs)
 
 
 def paddings(problem: Problem) -> list[tuple[PaddedDim, ...]]:
     """Ways to pad a step: all classes of dims that are worth it together, then each alone; none where none is.
 
-    Each is a plan of its own: of a step of hundreds of operators the largest class is tried alone, of a large one none.
+    Then the same with parts of classes, each padded alone: less padding, and fewer operators that are split. Each way
+    is a plan of its own: of a step of hundreds of operators the largest class is tried alone, of a large one none.
     """
     policy, shards = problem.policy.padding, problem.cluster.num_devices
-    padded_classes = candidates(problem.graph, shards, policy.most_waste)
-    if not padded_classes:
-        return []
-    shares = _shares(problem, padded_classes)
-    worth = sorted((c for c in padded_classes if shares[c] >= policy.least_share), key=lambda c: -shares[c])
-    dims = [c.representative(problem.graph) for c in worth[: policy.most_classes]]
     sizes, operators = problem.policy.sizes, len(list(operators_of(problem.graph)))
-    most = len(dims) if operators < sizes.few_operators else int(operators < sizes.small_operators)
-    alone = [(d,) for d in dims[:most]] if len(dims) > 1 else []
-    return [tuple(dims), *alone] if dims else []
+    options: list[tuple[PaddedDim, ...]] = []
+    for joined in (True, False):
+        padded_classes = candidates(problem.graph, shards, policy.most_waste, joined=joined)
+        if not padded_classes:
+            continue
+        shares = _shares(problem, padded_classes)
+        worth = sorted((c for c in padded_classes if shares[c] >= policy.least_share), key=lambda c: -shares[c])
+        dims = [c.dims(problem.graph) for c in worth[: policy.most_classes]]
+        most = len(dims) if operators < sizes.few_operators else int(operators < sizes.small_operators)
+        options += [tuple(d for of_class in dims for d in of_class)] if dims else []
+        options += dims[:most] if len(dims) > 1 else []
+    return list(dict.fromkeys(options))
 
 
 def padding_notes(graph: Graph, padded: Sequence[PaddedDim]) -> tuple[str, ...]:
     """A line on each class of dims that is padded: its dim with most padding, and how much of the work is waste."""
-    lines, types = [], types_of(graph)
-    for dim in padded:
-        (of_class,) = named(graph, [dim]).classes
-        every = [dim, *((name, d, size) for (name, d), size in of_class.sizes)]
-        name, d, size = max(every, key=lambda place: Fraction(place[2], types[place[0]].shape[place[1]]))
-        plain = types[name].shape[d]
-        lines.append(
-            f"dim {d} of {name} ({plain}), and all that is split with it, is padded to {size} inside of the step: "
-            f"{(size - plain) / size:.2%} of its elements are waste, counted in time and memory"
-        )
+    lines, types, shapes = [], types_of(graph), named(graph, padded).shapes
+    for places in classes(graph) if shapes else ():
+        sizes = [(name, d, types[name].shape[d], shapes.get(name, types[name].shape)[d]) for name, d in places]
+        name, d, plain, size = max(sizes, key=lambda s: (Fraction(s[3], s[2] or 1), s[0] in graph.types))
+        if size != plain:
+            lines.append(
+                f"dim {d} of {name} ({plain}), and all that is split with it, is padded to {size} inside of the step: "
+                f"{(size - plain) / size:.2%} of its elements are waste, counted in time and memory"
+            )
     return tuple(lines)
 
 

@@ -133,6 +133,18 @@ class Stack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fragmentation: _NotNegative
 
 
+class ProductSizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Sizes at which a product reaches half of the best rate of a device.
+
+    Args:
+        half_waves: waves of output tiles; see `Kernels`.
+        half_depth: size of the contracted dim.
+    """
+
+    half_waves: _NotNegative
+    half_depth: _NotNegative
+
+
 class AttentionKernel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Share of a device's peak that attention in one kernel was measured to reach, by the length of a sequence.
 
@@ -161,6 +173,8 @@ class Constants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         cores: units that run tiles of matrix products at the same time, by start of a device's kind.
         best_f8: fraction of the peak that the best matrix product in f8 reaches, by start of a device's kind.
         attention: measured kernels of attention, by name and start of a device's kind.
+        products: measured sizes that slow products down, by start of a device's kind and dtype; elsewhere those of
+            `kernels` hold.
     """
 
     kernels: Kernels
@@ -169,6 +183,7 @@ class Constants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cores: Mapping[str, int]
     best_f8: Mapping[str, _Fraction]
     attention: Mapping[str, Mapping[str, AttentionKernel]]
+    products: Mapping[str, Mapping[str, ProductSizes]]
 
     def stack(self, name: str) -> Stack:
         """The training program called ``name``; AutoparError if there is none."""
@@ -185,6 +200,11 @@ class Constants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Fraction of the f8 peak that a device reaches, by its kind; 0.75 where it is not known."""
         shares = [share for start, share in sorted(self.best_f8.items()) if kind.startswith(start)]
         return shares[-1] if shares else 0.75
+
+    def products_of(self, kind: str) -> Mapping[str, ProductSizes]:
+        """Measured sizes by dtype of a device by its kind; none where no products were measured there."""
+        measured = [sizes for start, sizes in sorted(self.products.items()) if kind.startswith(start)]
+        return measured[-1] if measured else {}
 
     def attention_of(self, name: str, kind: str) -> AttentionKernel | None:
         """A kernel of attention on a device by its kind; None where it was not measured there."""

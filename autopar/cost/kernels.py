@@ -4,7 +4,8 @@ A product of (m, k) by (k, n), ``batch`` times, reaches the best rate seen on th
 
     product_share * w / (w + half_waves) * k / (k + half_depth)
 
-w is the number of waves of 128 x 128 tiles over the cores; a deep contraction hides the start and end of a tile.
+w is the number of waves of 128 x 128 tiles over the cores; a deep contraction hides the start and end of a tile. Where
+products of a device and a dtype were measured, the halves are theirs.
 Memory may limit it too. Operands whose rows are no multiple of 16 bytes are read slowly.
 """
 
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cluster import Device
-from autopar.cost.constants import AttentionKernel, Constants, Numbers
+from autopar.cost.constants import AttentionKernel, Constants, Numbers, ProductSizes
 
 _TILE = 128 * 128
 #: Products of the backward pass of fused attention, which makes the scores again, over those that keep them.
@@ -64,7 +65,9 @@ class KernelRates:
 
     Args:
         cores: units that run tiles at the same time.
-        product_share, half_waves, half_depth, misaligned_share: see this module.
+        product_share, misaligned_share: see this module.
+        halves: half_waves and half_depth of dtypes that were not measured.
+        products: those of the others, by jaxpr name.
         memory_share: fraction of the memory bandwidth that operators reach that memory limits.
         best_share: fraction of the peak that the best product in 16 or more bits reaches.
         best_f8: fraction of the peak that the best product in 8 bits reaches.
@@ -72,12 +75,16 @@ class KernelRates:
 
     cores: int
     product_share: float
-    half_waves: float
-    half_depth: float
+    halves: ProductSizes
+    products: tuple[tuple[str, ProductSizes], ...]
     misaligned_share: float
     memory_share: float
     best_share: float
     best_f8: float
+
+    def _halves(self, dtype: str) -> ProductSizes:
+        """Sizes at which products of a dtype reach half of their best rate."""
+        return next((sizes for name, sizes in self.products if name == dtype), self.halves)
 
     def product_s(
         self,
@@ -99,9 +106,10 @@ class KernelRates:
             moved: bytes that it reads and writes.
             part: of the FLOPs that is done, as half under a causal mask that is made use of.
         """
+        halves = self._halves(dtype)
         waves = product.batch * product.m * product.n / (_TILE * self.cores)
         # FLOPs over the share that is reached; FLOPs are a multiple of waves and depth, which may be 0.
-        slowed = 2.0 * _TILE * self.cores * (waves + self.half_waves) * (product.k + self.half_depth)
+        slowed = 2.0 * _TILE * self.cores * (waves + halves.half_waves) * (product.k + halves.half_depth)
         best = self.best_f8 if dtype.startswith("f8") else self.best_share
         rate = device.flops(dtype) * best * self.product_share
         computing = slowed / (rate * np.where(misaligned, self.misaligned_share, 1.0)) * part
@@ -128,21 +136,24 @@ class KernelRates:
         moved_s = float(self.memory_s(product.moved_bytes / parts, device))
         if not product.flops:
             return moved_s
-        slowed = self._slowed(product, parts)
+        slowed = self._slowed(product, dtype, parts)
         if aligned is not None:
             slowed /= self.misaligned_share
             if math.isfinite(float(aligned.flops)):
-                slowed = min(slowed, self._slowed(aligned, parts))
+                slowed = min(slowed, self._slowed(aligned, dtype, parts))
         best = self.best_f8 if dtype.startswith("f8") else self.best_share
         return max(slowed / (device.flops(dtype) * best * self.product_share), moved_s)
 
-    def _slowed(self, product: Matrices, parts: float) -> float:
+    def _slowed(self, product: Matrices, dtype: str, parts: float) -> float:
         """FLOPs over the share of the best rate that is reached, on a device that does one of ``parts``."""
+        halves = self._halves(dtype)
         waves, depth = float(product.batch * product.m * product.n) / (_TILE * self.cores), float(product.k)
-        across = self.half_waves * depth
-        even = math.sqrt(parts * waves * self.half_depth / across) if across else parts
+        across = halves.half_waves * depth
+        even = math.sqrt(parts * waves * halves.half_depth / across) if across else parts
         along = max(1.0, min(even, parts))  # of the waves; the rest of the depth
-        return 2.0 * _TILE * self.cores * (waves / along + self.half_waves) * (depth * along / parts + self.half_depth)
+        return (
+            2.0 * _TILE * self.cores * (waves / along + halves.half_waves) * (depth * along / parts + halves.half_depth)
+        )
 
     def attention_s(
         self,
@@ -188,8 +199,8 @@ def kernel_rates(device: Device, constants: Constants) -> KernelRates | None:
     return KernelRates(
         cores,
         k.product_share,
-        k.half_waves,
-        k.half_depth,
+        ProductSizes(k.half_waves, k.half_depth),
+        tuple(sorted(constants.products_of(device.kind).items())),
         k.misaligned_share,
         k.memory_share,
         device.compute_efficiency.points[-1][1],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax.numpy as jnp
 import pytest
 
@@ -10,6 +12,7 @@ from autopar.cost import CostModel, Matrices, kernel_rates
 from autopar.cost.constants import load_constants
 from autopar.search.intra import build, extract
 from autopar.solver import solve
+from benchmarks.published import products
 from benchmarks.published.bill import bill_of
 from tests.search.problems import f32, problem_of, toy
 
@@ -28,6 +31,16 @@ def test_large_products_reach_their_share_of_the_best_rate():
     flops = 2 * 16384.0**3
     best = DEVICE.flops("bf16") * 0.869 * RATES.product_share
     assert best * 0.97 < flops / product_s(16384, 16384, 16384) < best
+
+
+@pytest.mark.parametrize("measured", products.measured(), ids=lambda p: f"{p.device.kind} {p.dtype}")
+def test_products_that_were_measured_but_not_fitted(measured: products.Products) -> None:
+    """The file has what is fitted to every other product; others are nearer than by the constants of all devices."""
+    sizes, start_s = products.fit(measured.part(0))
+    rates = kernel_rates(measured.device, load_constants())
+    assert rates is not None and dict(rates.products)[measured.dtype] == sizes
+    errors, before = (abs(measured.part(1).errors(r, start_s)).mean() for r in (rates, replace(rates, products=())))
+    assert errors < 0.11 and errors < before
 
 
 def test_shallow_and_narrow_products_reach_less():

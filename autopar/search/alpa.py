@@ -18,6 +18,7 @@ from autopar.search.mesh_search import MeshSearch, MeshSolution
 from autopar.search.outcome import Bounded
 from autopar.search.problem import Problem
 from autopar.solver import Solution, Status, is_feasible, peak_bytes
+from autopar.solver.goal import Goal
 
 #: Of a mesh that is not solved.
 _LEFT_OUT = "left out: its bound is above what is known"
@@ -139,7 +140,7 @@ class _Answers:
             solution = meshes.solved(shared.problem, known=known, binds=True, cutoff_s=known_s)
             return [MeshSolution(replace(shared, memory_bound=True), solution, _BY_PHASE)]
         least_s = free.solution.lower_bound
-        negligible_s = least_s + meshes.problem.policy.effort.negligible_cost * abs(least_s)
+        negligible_s = least_s + meshes.problem.policy.effort.gap * abs(least_s)
         if looks is None:
             looks = look_within_limit(meshes, shared, least_s=least_s, best_s=best_s, known_s=known_s)
             for of, look in looks.forms(shared):
@@ -157,11 +158,12 @@ class _Answers:
         return [*answers, MeshSolution(split, solution, _BY_PHASE)]
 
     def offer(self, sharding_problem: ShardingProblem, look: Solution | None) -> None:
-        """Offers the plan of a look that keeps the limit and is not proven; of a part of a step none."""
+        """Offers the plan of a look that keeps the limit where its mesh is yet to be solved; no part of a step."""
         problem = self.meshes.problem
         if problem.anytime is None or isinstance(problem.anytime, OfParts):
             return
-        if look is None or not look.found or look.status is Status.OPTIMAL:
+        done = Goal(problem.policy.effort.sharding_gap)
+        if look is None or not look.found or done.reached(look.objective, look.lower_bound):
             return
         if is_feasible(sharding_problem.problem, look.choice):
             self.offers.append(MeshSearch(problem).plan([MeshSolution(sharding_problem, look)], "alpa"))
@@ -243,7 +245,7 @@ def _looked(meshes: MeshSearch) -> Plan | Bounded:
             answers.append(_left_out(Looked(sharding_problem, None, math.inf)))
             continue
         look = None
-        if problem.policy.effort.negligible_cost < math.inf:  # else nobody asks what the limit costs
+        if not problem.subproblem.any_that_fits:  # else nobody asks what the limit costs
             look = meshes.free(sharding_problem, cutoff_s, gap)
             bounds_s.append(look.lower_bound)
             if look.lower_bound >= cutoff_s:

@@ -25,7 +25,6 @@ def without_estimates(policy: SearchPolicy) -> SearchPolicy:
             policy.effort,
             gap=0.0,
             large_gap=0.0,
-            negligible_cost=0.0,
             least_gain=0.0,
             budget=None,
         ),

@@ -61,7 +61,7 @@ def first_plan(step: CuttableStep, clock: Clock) -> tuple[Plan, Candidate] | Non
         return None
     with clock.phase("first plan"):
         for candidate in even_candidates(problem, step.source):
-            plan = sketch(step, candidate)
+            plan = sketch(step, candidate, any_that_fits=True)
             if plan is not None:
                 return plan, replace(candidate, schedule=None)
     return None

@@ -75,14 +75,14 @@ def look_within_limit(
         best_s: seconds of the best answer of another mesh.
         known_s: seconds of a plan that is at hand.
     """
-    problem, gap = meshes.problem, meshes.problem.policy.effort.sharding_gap
+    problem, effort = meshes.problem, meshes.problem.policy.effort
     look = meshes.within(shared, least_s, min(best_s, known_s))
-    negligible_s = least_s + problem.policy.effort.negligible_cost * abs(least_s)
+    negligible_s = least_s + effort.gap * abs(least_s)
     if look is None or look.objective <= negligible_s or problem.subproblem.separate_programs:
         return LimitLooks(look)
     split = meshes.program(shared.mesh, split_phases=True)
     with meshes.clock.phase("solve"):
-        split_look = first_look(split.problem, Goal(gap, known_s))
+        split_look = first_look(split.problem, Goal(effort.sharding_gap, known_s))
     return LimitLooks(look, split, split_look, _times_joined(problem, split, split_look))
 
 

@@ -151,6 +151,7 @@ def too_little(meshes: MeshSearch, looked: Sequence[Looked] = ()) -> MemoryNotAm
     )
 
 
-def with_looks_only(problem: Problem) -> Problem:
-    """A problem of which a look within the limit is the answer."""
-    return replace(problem, subproblem=replace(problem.subproblem, looks_only=True))
+def with_looks_only(problem: Problem, *, any_that_fits: bool = False) -> Problem:
+    """A problem of which a look within the limit is the answer; see `Subproblem`."""
+    subproblem = replace(problem.subproblem, looks_only=True, any_that_fits=any_that_fits)
+    return replace(problem, subproblem=subproblem)

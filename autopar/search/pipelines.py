@@ -165,7 +165,7 @@ def _exactly(
     is large against what was spent.
     """
     problem = search.problem
-    least_s = (1 - problem.policy.effort.sketch_cost) * look.step_time
+    least_s = (1 - problem.policy.effort.gap) * look.step_time
     if least_s >= problem.subproblem.cutoff_s:
         trials.bounded = Bounded("looks at its stages, an estimate", least_s)
         return []

@@ -41,6 +41,7 @@ class Subproblem:
             where none says so.
         ample_memory: whether plans are of use only where the memory limit has no part in that of some mesh.
         looks_only: whether a look that keeps the limit is the answer, whatever its gap.
+        any_that_fits: of looks, whether the first that fits will do, whatever the limit costs.
         block_scores: scores of one head from which attention of stages runs in blocks; 0 where it does not.
         other_stages: stages besides this one that its worker has, the state of each of which takes as much there;
             `extra_in_flight` then counts their microbatches too.
@@ -57,6 +58,7 @@ class Subproblem:
     first_count: int = 0
     ample_memory: bool = False
     looks_only: bool = False
+    any_that_fits: bool = False
     block_scores: int = 0
     other_stages: int = 0
 

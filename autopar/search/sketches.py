@@ -18,23 +18,18 @@ from autopar.search.stage_planning.candidate import plan_candidate
 
 
 def sketch(
-    step: CuttableStep,
-    candidate: Candidate,
-    negligible_cost: float = math.inf,
-    cutoff_s: float = math.inf,
+    step: CuttableStep, candidate: Candidate, *, any_that_fits: bool = False, cutoff_s: float = math.inf
 ) -> Plan | None:
     """The plan of a candidate by a look at each kind of stage; None where no look finds what fits and is faster.
 
     Args:
         step: the whole.
         candidate: stages and their devices.
-        negligible_cost: relative cost of the memory limit below which no other level of recomputation is looked at.
+        any_that_fits: whether no other level of recomputation is looked at once one fits.
         cutoff_s: seconds from which the plan is of no use: once the stages that are looked at take as long by an
             estimate, no other is.
     """
-    problem = step.problem
-    effort = replace(problem.policy.effort, negligible_cost=negligible_cost)
-    hasty = with_looks_only(replace(problem, policy=replace(problem.policy, effort=effort)))
+    hasty = with_looks_only(step.problem, any_that_fits=any_that_fits)
     try:
         looked_at = replace(candidate, shares_plans=True)
         plan = plan_candidate(replace(step, problem=hasty), looked_at, cutoff_s=cutoff_s)
@@ -78,8 +73,7 @@ class Sketches:
             self.step.problem.spend()
             self.tried.append(candidate)
             cutoff_s = (1 - least_gain) * min((plan.step_time for plan, _ in self.plans), default=math.inf)
-            cost = self.step.problem.policy.effort.sketch_cost
-            plan = sketch(self.step, candidate, cost, cutoff_s)
+            plan = sketch(self.step, candidate, cutoff_s=cutoff_s)
             if plan is not None and (not least_gain or plan.step_time < cutoff_s):
                 self.plans.append((plan, candidate))
 

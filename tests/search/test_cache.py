@@ -83,6 +83,7 @@ DEMANDS = {
     "first_count": 4,
     "ample_memory": True,
     "looks_only": True,
+    "any_that_fits": True,
     "block_scores": 64,
     "other_stages": 2,
 }

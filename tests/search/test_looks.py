@@ -12,7 +12,9 @@ from autopar.cluster import Cluster
 from autopar.errors import InfeasiblePlanError
 from autopar.plan import Plan
 from autopar.search.alpa import alpa
+from autopar.search.mesh_search import MeshSearch
 from autopar.search.outcome import Bounded
+from autopar.search.policy import EffortPolicy, SearchPolicy
 from autopar.search.problem import Problem
 from examples import mlp
 from tests.search.problems import problem_of, toy
@@ -45,7 +47,7 @@ def test_plans_are_those_without_looks(limit: int | None, width: int, monkeypatc
     if plain is None or looked is None or again is None:
         return
     assert looked.to_json() == again.to_json()
-    assert looked.search.objective == pytest.approx(plain.search.objective, rel=1e-4)
+    assert looked.search.objective == pytest.approx(plain.search.objective, rel=EffortPolicy().sharding_gap)
     assert looked.search.lower_bound <= looked.step_time
 
 
@@ -55,6 +57,20 @@ def test_some_meshes_are_left_out_by_their_bounds_alone(monkeypatch: pytest.Monk
     assert plan is not None
     assert any("left out" in c.name for c in plan.search.considered)
     assert sum(c.note == "chosen" for c in plan.search.considered) == 1
+
+
+def test_the_sharding_of_a_mesh_is_done_within_a_share_of_the_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    _looks_always(monkeypatch)
+    fn, args = mlp.build(abstract=True, layers=3, hidden=64, batch=16)
+    problem = problem_of(fn, args, toy(4), memory_limit_bytes=60_000)
+    bounds = []
+    for gap in (0.5, 0.01):
+        meshes = MeshSearch(replace(problem, policy=SearchPolicy(effort=EffortPolicy(gap=gap))))
+        share = EffortPolicy().sharding_share * gap
+        look = meshes.within(meshes.program(meshes.meshes[0]), -float("inf"))
+        assert look is not None and look.found and look.objective - look.lower_bound <= share * look.objective
+        bounds.append(look.lower_bound)
+    assert bounds[0] < bounds[1], "where a step need not be as near to its bound, looks end sooner"
 
 
 def _on_nodes(**subproblem: Any) -> Problem:

@@ -18,10 +18,11 @@ from autopar.lower.program import abstract_mesh, lower_on
 from autopar.plan import CombinedBytes, StepForm
 from autopar.search import strategy_named
 from autopar.search.overlap_policy import OverlapPolicy
+from autopar.search.policy import EffortPolicy
 from benchmarks.fixed_plans import perceptron
 from tests.search.problems import problem_of
 
-LEAST = OverlapPolicy().least_joining_gain
+LEAST = EffortPolicy().least_gain
 
 
 def cluster(nodes: int, latency_s: float) -> Cluster:

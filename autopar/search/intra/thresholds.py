@@ -37,7 +37,7 @@ def with_thresholds(
         choice: strategy of each node.
         sharding: from `extract`, with the compiler's own thresholds.
     """
-    policy = problem.policy.overlap
+    policy, least_gain = problem.policy.overlap, problem.policy.effort.least_gain
     if (
         not problem.cost_model.overlaps
         or problem.subproblem.separate_programs
@@ -55,7 +55,7 @@ def with_thresholds(
             thresholds = replace(best, **{name: float(bytes)})
             times = timed_collectives(problem, sharding_problem, choice, sent, thresholds)
             step_s = sharding.compute_s + sharding.host_s + sharding.starts_s + sum(times.exposed_s)
-            if step_s < best_s - policy.least_joining_gain * sharding.step_s:
+            if step_s < best_s - least_gain * sharding.step_s:
                 best_s, best = step_s, thresholds
     if best == Thresholds.of(problem.cost_model.stack):
         return sharding

@@ -182,7 +182,7 @@ def _may_share(pipeline: ScheduledStages, candidate: Candidate, content: PlanCon
     busiest_s = sum_s * max(map(len, workers))
     with_room_s = max(sum(sum_s - saved[i] for i in stages) for stages in workers)
     longer_s = busiest_s - with_room_s + sum(saved.values()) / table.num_microbatches
-    return longer_s <= pipeline.problem.policy.effort.negligible_cost * busiest_s
+    return longer_s <= pipeline.problem.policy.effort.gap * busiest_s
 
 
 def _may_take(pipeline: ScheduledStages, stage: int, tightest: int) -> bool:

@@ -240,7 +240,7 @@ class _Forms:
 
     def ends(self, planned: _PlannedForm) -> bool:
         """Whether no form is tried after a plan."""
-        negligible = self.pipeline.problem.policy.effort.negligible_cost
+        negligible = self.pipeline.problem.policy.effort.gap
         quick = planned.form in (self.first, *self.updated)
         return quick and (planned.free or limit_is_negligible(planned.content, negligible))
 

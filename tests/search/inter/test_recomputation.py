@@ -15,7 +15,7 @@ from autopar.search.stage_planning.stage import limit_is_negligible
 from examples import mlp
 from tests.search.problems import problem_of, problem_with
 
-NEGLIGIBLE = EffortPolicy().negligible_cost
+NEGLIGIBLE = EffortPolicy().gap
 SHAPE = {"layers": 8, "hidden": 64, "batch": 1024}
 
 
@@ -93,8 +93,9 @@ def test_a_limit_that_costs_nothing_is_no_reason_to_compute_anew():
         within = msgspec.structs.replace(content, search=search, memory_bound=True)
         return limit_is_negligible(within, NEGLIGIBLE)
 
-    assert says(1.0005, 1.0) and not says(1.002, 1.0)
-    assert says(1.0005, 1.0, hidden_s=0.1)  # an answer of a greater sum, more of which is hidden
+    less, more = 1 + 0.5 * NEGLIGIBLE, 1 + 2 * NEGLIGIBLE
+    assert says(less, 1.0) and not says(more, 1.0)
+    assert says(less, 1.0, hidden_s=0.1)  # an answer of a greater sum, more of which is hidden
     assert not says(1.0, None)  # not known, as where nothing fits without a limit on some mesh
 
 

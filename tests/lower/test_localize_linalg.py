@@ -56,3 +56,23 @@ def test_no_kernel_is_given_a_batch(name, batch):
 
 def test_factorizations_have_localizers():
     assert set(LOCALIZERS) >= {"cholesky", "eigh", "householder_product", "lu", "qr", "svd", "triangular_solve"}
+
+
+SOLVES = {
+    "left": (1, lambda a, b: jax.lax.linalg.triangular_solve(a, b, left_side=True, lower=True)),
+    "right": (0, lambda a, b: jax.lax.linalg.triangular_solve(a, b, left_side=False, lower=True)),
+    "tridiagonal": (1, lambda a, b: jax.lax.linalg.tridiagonal_solve(a[0].at[0].set(0), 4 + a[1] ** 2, a[2] * ENDS, b)),
+}
+ENDS = jnp.ones(24).at[-1].set(0)
+
+
+@pytest.mark.parametrize("name", SOLVES)
+def test_right_hand_sides_are_split(name):
+    dim, solve = SOLVES[name]
+    a = jnp.tril(jax.random.normal(jax.random.key(0), (24, 24))) / 8 + jnp.eye(24)
+    b = jax.random.normal(jax.random.key(1), (24, 40_000) if dim else (40_000, 24))
+    parallel = autopar.parallelize(solve, constraints={"b": (dim,)}, num_stages=1)
+    np.testing.assert_allclose(parallel(a, b), solve(a, b), rtol=2e-3, atol=2e-3)
+    compiled = parallel.compile(a, b)
+    (operator,) = [o for o in compiled.plan.content.operators if "solve" in o.id]
+    assert "x" in operator.operands[-1] and operator.results == (operator.operands[-1],)

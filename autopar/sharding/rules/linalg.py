@@ -1,4 +1,4 @@
-"""Rules of factorizations, solves and Fourier transforms: batch dims are factors, matrix dims stay whole."""
+"""Rules of factorizations, solves and Fourier transforms: batch dims and right-hand sides are factors."""
 
 from __future__ import annotations
 
@@ -30,15 +30,31 @@ def of_matrices(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule | N
     return _batched(op, operand_types, 2)
 
 
-def of_vectors(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule | None:
-    """``tridiagonal_solve``, ``lu_pivots_to_permutation``: a vector first."""
+def pivots(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule | None:
+    """``lu_pivots_to_permutation``: vectors of a batch."""
     return _batched(op, operand_types, 1)
 
 
 def triangular_solve(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule | None:
-    """Solves of a batch. Linear in the right-hand side."""
-    rule = _batched(op, operand_types, 2)
-    return None if rule is None else Rule(rule.factors, rule.operands, rule.results, ((1,),))
+    """Solves of a batch, for each column of the right-hand side, or each row where the matrix stands right of it."""
+    return _solve(_batched(op, operand_types, 2), operand_types, -1 if op.attr("left_side") else -2)
+
+
+def tridiagonal_solve(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule | None:
+    """Solves of a batch, for each column of the right-hand side."""
+    return _solve(_batched(op, operand_types, 1), operand_types, -1)
+
+
+def _solve(rule: Rule | None, operand_types: tuple[TensorType, ...], dim: int) -> Rule | None:
+    """A rule with a factor more: ``dim`` of the right-hand side, the last operand, in which the solve is linear."""
+    if rule is None:
+        return None
+    last, count = len(operand_types) - 1, len(rule.factors)
+    labels = list(rule.operands[last])
+    labels[dim] = count
+    right = tuple(labels)
+    factors = (*rule.factors, Factor(operand_types[last].shape[dim]))
+    return Rule(factors, (*rule.operands[:last], right), (right,), ((last,),))
 
 
 def fft(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule | None:
@@ -47,13 +63,12 @@ def fft(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule | None:
     return None if rule is None else Rule(rule.factors, rule.operands, rule.results, ((0,),))
 
 
-_VECTORS = ("lu_pivots_to_permutation", "tridiagonal_solve")
-
 RULES: Mapping[str, RuleFunction] = MappingProxyType(
     {
         **dict.fromkeys(sorted(OF_MATRICES), of_matrices),
-        **dict.fromkeys(_VECTORS, of_vectors),
         "fft": fft,
+        "lu_pivots_to_permutation": pivots,
         "triangular_solve": triangular_solve,
+        "tridiagonal_solve": tridiagonal_solve,
     }
 )

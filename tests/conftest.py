@@ -28,10 +28,13 @@ from tests.turned import turned
 _DEVICES = "--xla_force_host_platform_device_count"
 _other_flags = re.sub(rf"{_DEVICES}=\S*", "", os.environ.get("XLA_FLAGS", "")).strip()
 # Programs run once or twice here. LLVM's optimizations and the fusion emitters take three quarters of the time in which
-# they are compiled, and find no fault of autopar. AUTOPAR_TEST_XLA="" compiles as users do. XLA ends a process that
-# names a flag it does not know: the second is given to the releases whose flags were read.
+# they are compiled, and find no fault of autopar; machine code in one part takes half of the CPU seconds of 32 parts.
+# AUTOPAR_TEST_XLA="" compiles as users do. XLA ends a process that names a flag it does not know: the last two are
+# given to the releases whose flags were read.
 _known = importlib.metadata.version("jaxlib").startswith("0.10.")
-_quick = "--xla_backend_optimization_level=0" + (" --xla_cpu_use_fusion_emitters=false" if _known else "")
+_quick = "--xla_backend_optimization_level=0"
+if _known:
+    _quick += " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 _flags = os.environ.get("AUTOPAR_TEST_XLA", _quick)
 os.environ["XLA_FLAGS"] = f"{_other_flags} {_DEVICES}=8 {_flags}".strip()
 os.environ["JAX_PLATFORMS"] = "cpu"

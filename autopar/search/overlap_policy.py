@@ -20,8 +20,6 @@ class OverlapPolicy:
         joining_factors: thresholds that are compared, over the bytes that take as long to send as the latency.
         joins_named: whether plans that are named by hand have thresholds of their own: they are compared with published
             runs, which had the compiler's.
-        most_joined_operators: operators of a program up to which thresholds are compared: a schedule of so many takes
-            a tenth of a second.
     """
 
     link_shares: tuple[float, ...] = (0.1, 0.5)
@@ -29,4 +27,3 @@ class OverlapPolicy:
     most_blocks: int = 16
     joining_factors: tuple[int, ...] = (1, 4, 16, 64)
     joins_named: bool = False
-    most_joined_operators: int = 5000

@@ -46,7 +46,6 @@ class EnumerationPolicy:
 
     Args:
         most_stages: stages on a large cluster: a choice. Published runs of 1,000 and more devices have 64 and fewer.
-        most_stages_of_few: of a step of few operators any number of stages up to this is tried, a power of two or not.
         most_slicings: slicings of a tiny step up to which all of them are planned; more go to the dynamic program.
             It is a choice.
         least_microbatches_per_stage: fewest that are tried where only the number of stages is given, and those of the
@@ -65,6 +64,8 @@ class EnumerationPolicy:
             scales are below it, matrices are not.
         most_uneven: times its share of the layers that a stage on a large cluster may have: a choice. 126 layers make
             16 stages of at most 8.
+        most_uneven_runs: likewise of a model without loops, whose products are dealt out.
+        heavy_share: FLOPs of a product over those of the heaviest from which it is dealt out.
         most_stage_counts: numbers of stages that are ranked there, the largest: a choice.
         most_stage_devices: devices of a stage of whole nodes, where fewer are possible: on 2,048 of them a stage of
             LLaMA 405B is planned in 25 CPU s. A choice.
@@ -74,7 +75,6 @@ class EnumerationPolicy:
     """
 
     most_stages: int = 64
-    most_stages_of_few: int = 4
     most_slicings: int = 250
     least_microbatches_per_stage: int = 2
     most_microbatches_per_stage: int = 8
@@ -238,15 +238,13 @@ class StagePolicy:
     """How one stage is planned.
 
     Args:
-        limit_attempts: memory limits that a stage is planned within before it is given up: what is known only from its
-            plan (gradients that are added) comes off the next limit. Their number is a choice.
-        shared_worker_attempts: likewise of stages that share a worker, which move each other's: a choice.
+        limit_attempts: memory limits that a stage, or stages that share a worker, are planned within before they are
+            given up: what is known only from plans (gradients that are added) comes off the next limit. A choice.
         segment_cost: relative cost of a memory limit from which segments of layers are tried though a plan fits: they
             run the forward pass once more, a quarter to a third of a step that products bind. A choice.
     """
 
     limit_attempts: int = 3
-    shared_worker_attempts: int = 5
     segment_cost: float = 0.2
 
 
@@ -297,14 +295,12 @@ class BranchPolicy:
         most_candidates: ways of putting branches on parts of the devices that are planned, those of the least
             estimates: a choice.
         most_candidates_of_few: likewise of a step of few operators, where one takes hundredths of a second.
-        most_microbatches: of a step with branches in side-by-side stages: a choice, as nothing but the join waits.
     """
 
     least_share: float = 0.05
     most_branches: int = 6
     most_candidates: int = 6
     most_candidates_of_few: int = 24
-    most_microbatches: int = 8
 
 
 @dataclass(frozen=True)

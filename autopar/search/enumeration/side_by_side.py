@@ -87,7 +87,7 @@ def side_by_side(problem: Problem, source: StageSource) -> Iterator[list[Candida
     if is_of_few_operators(problem):
         most = max(most, policy.most_candidates_of_few)
     places_of: dict[int, _Places] = {}
-    for count in [asked] if asked is not None else _counts(problem):
+    for count in [asked] if asked is not None else even_counts(problem.graph):
         try:
             microbatching = source.microbatches(count)
         except MicrobatchError:
@@ -105,11 +105,6 @@ def side_by_side(problem: Problem, source: StageSource) -> Iterator[list[Candida
         least = heapq.nsmallest(most, cuts, key=lambda placement: placement.estimate_s)
         layers = cluster(problem.graph, microbatching, problem.policy.enumeration.most_layers, fewest=None).members
         yield [_candidate(problem, placement, count, layers) for placement in least]
-
-
-def _counts(problem: Problem) -> list[int]:
-    """Powers of two that divide the batch."""
-    return [n for n in even_counts(problem.graph) if n <= problem.policy.branches.most_microbatches]
 
 
 def _cuts(problem: Problem, microbatching: Microbatching, branches: IndependentBranches) -> Iterator[_BranchStages]:

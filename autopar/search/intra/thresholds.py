@@ -28,8 +28,7 @@ def with_thresholds(
     """A sharding whose collectives are joined up to the thresholds that make its step shortest.
 
     Nothing changes where collectives do not overlap with computation, where few seconds of them are exposed, where
-    products may run in blocks, in programs of many operators, and in stages of pipelines, of which a search plans
-    hundreds.
+    products may run in blocks, and in stages of pipelines, of which a search plans hundreds.
 
     Args:
         problem: what was planned.
@@ -43,7 +42,6 @@ def with_thresholds(
         or problem.subproblem.separate_programs
         or problem.request.collective_matmul != "none"
         or sharding.exposed_s <= policy.stall_share * sharding.step_s
-        or len(sharding_problem.sites) > policy.most_joined_operators
     ):
         return sharding
     layouts = value_layouts(sharding_problem, choice)

@@ -20,6 +20,7 @@ from jax import lax
 
 from autopar._compat.primitives import bind
 from autopar.frontend import BoundGraph, Traced
+from autopar.frontend.bordered import roll_p
 from autopar.ir import Graph, Literal, Operand, Operator
 from autopar.ir.loops import Scan
 from autopar.ir.phases import FORWARD, is_stage_loop
@@ -55,7 +56,7 @@ _FILLED: Mapping[str, tuple[Sequence[int], str]] = MappingProxyType(
 _MOVES = ("broadcast_in_dim", "convert_element_type", "copy", "neg", "reshape", "squeeze", "transpose")
 #: Whose windows slide over padding as over the rest.
 _WINDOWED = (
-    "conv_general_dilated", "pad", "reduce_window_max", "reduce_window_min", "reduce_window_sum",
+    "conv_general_dilated", "pad", "reduce_window_max", "reduce_window_min", "reduce_window_sum", "roll",
     "select_and_scatter_add",
 )  # fmt: skip
 #: Whose parameters hold whatever the sizes are of the dims that are loops.
@@ -402,6 +403,21 @@ def _pad(op: Operator, operands: list[_Padded], arrays: list[Any], params: Param
     return arrays
 
 
+def _roll(op: Operator, operands: list[_Padded], arrays: list[Any], params: Params, shape: Shape) -> list[Any] | None:
+    """A dim that is rolled with its padding, where copies of the elements lie that are to come to the other end."""
+    (array,), dim, shift = arrays, params["dim"], params["shift"]
+    size, padded = operands[0].shape[dim], shape[dim]
+    if padded == size:
+        return arrays
+    first = padded - shift if shift > 0 else size  # of the places that the roll brings to the other end
+    if first - min(shift, 0) > padded:
+        return None  # the padding has fewer places
+    beyond = padded - size if shift > 0 else size - padded
+    copies = roll_p.bind(array, dim=dim, shift=beyond)
+    taken = lax.ge(lax.broadcasted_iota(np.int32, array.shape, dim), np.int32(first))
+    return [lax.select(taken, copies, array)]
+
+
 def _gather(op: Operator, operands: list[_Padded], arrays: list[Any], params: Params, shape: Shape) -> list[Any] | None:
     """Slices take dims with their padding; of a dim of which one element is picked none of the padding is."""
     numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
@@ -454,6 +470,7 @@ _ADAPTED: Mapping[str, _Adapt] = MappingProxyType(
         "reduce_window_min": _reduce_window,
         "reduce_window_sum": _reduce_window,
         "reshape": _reshape,
+        "roll": _roll,
         "scatter-add": _scatter,
         "scatter-sub": _scatter,
         "select_and_scatter_add": _select_and_scatter_add,

@@ -106,13 +106,16 @@ def labelled(op: Operator, rule: Rule, *, windows: bool = False) -> Iterator[tup
             if not isinstance(name, str) or factor is None or rule.factors[factor].travels:
                 continue
             halo = rule.factors[factor].halo
-            if halo is None or (windows and _ends(halo)):
+            if halo is None or (windows and _is_padded(op, halo)):
                 yield factor, (name, d)
 
 
-def _ends(halo: Halo) -> bool:
-    """Whether there is nothing beyond the ends of a dim: no other end, and no border that is made of its elements."""
-    return not halo.wraps and not halo.least
+def _is_padded(op: Operator, halo: Halo) -> bool:
+    """Whether a dim under windows may have padding: there is nothing beyond its ends, or it is rolled.
+
+    Convolutions with borders have the other end there, or borders that are made of elements.
+    """
+    return not halo.least and (not halo.wraps or op.primitive == "roll")
 
 
 def _links(op: Operator, rule: Rule) -> Iterator[tuple[Place, Place, Fraction]]:
@@ -133,7 +136,7 @@ def _links(op: Operator, rule: Rule) -> Iterator[tuple[Place, Place, Fraction]]:
             first, *others = places.values()
             yield from ((first, other, Fraction(1)) for other in others if _is_of_kernel(op, rule, number))
             continue
-        if not _ends(halo):
+        if not _is_padded(op, halo):
             continue
         elements = {factor.halo_operand, last} if halo.returns else {factor.halo_operand}
         for t, place in places.items():

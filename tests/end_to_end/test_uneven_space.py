@@ -23,7 +23,7 @@ from tests.search.problems import toy
 IMAGES = ("NHWC", "HWIO", "NHWC")
 KINDS = (
     "valid", "strided", "largest", "sums", "dilated", "transposed", "zeros", "ones", "cut", "skip", "every other",
-    "by channel",
+    "by channel", "rolled", "rolled back",
 )  # fmt: skip
 
 
@@ -52,6 +52,8 @@ def part(x: jax.Array, p: Any, kind: str) -> jax.Array:
         return x[:, 2:-2, 2:-2] + conv(conv(x, p["a"], padding="VALID"), p["b"], padding="VALID")
     if kind == "every other":
         return x[:, 1::2, ::2]
+    if kind in ("rolled", "rolled back"):
+        return conv(x + jnp.roll(x, (1, -2) if kind == "rolled" else (-1, 3), (1, 2)), p["a"])
     return conv(x, p["each"], feature_group_count=4) if kind == "by channel" else x
 
 
@@ -107,6 +109,8 @@ def test_rows_of_a_chain_are_padded_together(kind: str) -> None:
     assert {(v.name, 1) for v in images} <= set(rows) and {(v.name, 2) for v in images} <= set(columns)
     made = [op.results[0].type.shape for op in form.operators if op.primitive == "conv_general_dilated"]
     made = [shape for shape in made if shape[0] == 2]
+    rolled = [op.results[0].type.shape for op in form.operators if op.primitive == "roll"]
+    assert bool(rolled) == kind.startswith("rolled") and all(n % 8 == 0 for shape in rolled for n in shape[1:3])
     assert len(made) == len(images) and all(n % 8 == 0 for shape in made for n in shape[1:3])
 
 

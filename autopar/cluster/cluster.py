@@ -262,6 +262,11 @@ class Cluster:
         """Node and links of each device, in their order."""
         return places(self.groups)
 
+    @cached_property
+    def _every_mesh(self) -> tuple[LogicalMesh, ...]:
+        """All meshes over all devices. Links of an axis take as long as there are devices, and searches ask often."""
+        return distinct([arrange(self.places, s) for s in mesh_shapes(self.num_devices)])
+
     def logical_meshes(self, shape: Sequence[int] | None = None) -> tuple[LogicalMesh, ...]:
         """Meshes over all devices: axes "x" (1-D) or "x", "y" (2-D), major first, the last with the nearest devices.
 
@@ -274,10 +279,9 @@ class Cluster:
         Raises:
             ClusterError: ``shape`` does not fit the number of devices; it lists the shapes that do.
         """
-        n = self.num_devices
         if shape is None:
-            return distinct([arrange(self.places, s) for s in mesh_shapes(n)])
-        sizes = tuple(shape)
+            return self._every_mesh
+        n, sizes = self.num_devices, tuple(shape)
         if not 1 <= len(sizes) <= len(AXIS_NAMES) or min(sizes) < 1 or math.prod(sizes) != n:
             possible = ", ".join("x".join(map(str, s)) for s in mesh_shapes(n))
             raise ClusterError(

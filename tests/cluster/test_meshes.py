@@ -1,6 +1,7 @@
 """Logical meshes: which there are, where their axes lie, and what their links are."""
 
 import math
+import sys
 
 import pytest
 from hypothesis import given
@@ -149,3 +150,13 @@ def test_without_joint_links_several_axes_have_the_slowest():
 def test_an_impossible_number_of_nodes(nodes):
     with pytest.raises(ClusterError, match="not a number of nodes"):
         Cluster.load("dgx-a100", nodes=nodes)
+
+
+def test_meshes_of_a_cluster_are_arranged_once(monkeypatch):
+    shapes = []
+    module = sys.modules[Cluster.__module__]
+    arranged = module.arrange
+    monkeypatch.setattr(module, "arrange", lambda places, shape: shapes.append(shape) or arranged(places, shape))
+    cluster = _cluster(2, 4)
+    assert cluster.logical_meshes() == cluster.logical_meshes()
+    assert len(shapes) == len(set(shapes)) > 1

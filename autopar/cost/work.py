@@ -103,7 +103,7 @@ def kind_of(op: Operator, operand_types: Sequence[TensorType]) -> Kind:
 
 
 def matrices_of(
-    op: Operator, operand_shapes: Sequence[Sequence[int]], result_shape: Sequence[int], width: int
+    op: Operator, operand_shapes: Sequence[Sequence[int]], result_shape: Sequence[int], width: float
 ) -> Matrices | None:
     """The matrix products that a product or convolution is, of shapes on one device; None for other operators.
 
@@ -167,7 +167,8 @@ def aligned_of(
         m = [(result_shape[specs[1][0]], True), *((count, count >= taps) for taps, count in spatial)]
         n = [(int(product.n), True)]
         k = [(kernel[specs[0][1]], True), *((taps, taps > count) for taps, count in spatial)]
-    unit = math.lcm(16, int(product.width)) // max(1, int(product.width))
+    bits = round(8 * float(product.width))
+    unit = math.lcm(128, bits) // bits
     sizes = [_aligned_size(dims, unit, parts) for dims in (m, n, k)]
     if all(size is None for size in sizes):
         return None

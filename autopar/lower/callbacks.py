@@ -61,11 +61,14 @@ class Callbacks:
             return list(primitive.bind(*operands, **guarded))
         # Bound to arrays, a print prints.
         guard = self._guarded(callback or partial(primitive.bind, **params), avals)
+        # Contexts are those of a thread, and the call is made in another one.
+        wide = bool(jax.dtypes.canonicalize_dtype(np.float64) == np.float64)
 
         def call(outputs: Sequence[Any], *buffers: Any) -> None:
             try:
-                views = [_numpy(b, o) for b, o in zip(buffers, operands, strict=True)]
-                for output, result in zip(outputs, guard(*map(_owned, views)), strict=True):
+                with jax.enable_x64(wide):
+                    results = guard(*(_owned(_numpy(b, o)) for b, o in zip(buffers, operands, strict=True)))
+                for output, result in zip(outputs, results, strict=True):
                     output[...] = result if _is_plain(result.dtype) else _numpy_bytes(result)
             finally:
                 calls.end()

@@ -25,7 +25,7 @@ from autopar.cost import (
     operator_flops,
 )
 from autopar.cost.kernels import CAUSAL
-from autopar.ir import Graph, Operator, TensorType
+from autopar.ir import Graph, Operator, TensorType, item_bytes
 from autopar.ir.analysis import dependents, live
 from autopar.ir.attention import attention_cores
 from autopar.ir.blockwise import find
@@ -251,7 +251,7 @@ def _least(
         shapes, result, width = (
             [t.shape for t in types],
             op.results[0].type.shape,
-            types[0].nbytes // max(1, types[0].size),
+            item_bytes(types[0].dtype),
         )
         product = matrices_of(op, shapes, result, width)
         aligned = product and aligned_of(op, shapes, result, product, around.parts)

@@ -267,6 +267,12 @@ def test_debug_nans_raise_what_jit_raises():
         f(jnp.zeros(8))
 
 
+def test_a_callback_has_the_width_of_the_call_that_it_is_traced_in():
+    with jax.enable_x64(True):
+        f = parallelize(lambda x: jax.pure_callback(lambda v: v + 0.5, jax.ShapeDtypeStruct(x.shape, x.dtype), x) / 3)
+        np.testing.assert_array_equal(f(np.ones((8, 2))), np.full((8, 2), 0.5))
+
+
 def test_a_key_is_printed_by_one_of_several_devices(capfd):
     def step(x, key):
         jax.debug.print("{}", key)

@@ -152,3 +152,15 @@ def test_integers_of_two_bits_go_through_plans(dtype):
         options = {"cluster": MIDDLE, "mesh_shape": (2, 4), "search": random_plan(seed), "num_stages": 1}
         for got, plain in zip(autopar.parallelize(step, **options)(x), want, strict=True):
             np.testing.assert_array_equal(np.asarray(got).astype(int), np.asarray(plain).astype(int))
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("dtype", [jnp.int2, jnp.uint2, jnp.int4, jnp.uint4])
+def test_products_of_integers_that_share_a_byte(dtype):
+    """Their rows are aligned by bits: an element has no whole byte."""
+    x = jnp.asarray(np.random.default_rng(0).integers(0, 2, (8, 6, 5)), dtype)
+
+    def step(x):
+        return lax.dot_general(x, x[0], (((2,), (1,)), ((), ())), preferred_element_type=jnp.int32)
+
+    np.testing.assert_array_equal(autopar.parallelize(step, cluster=MIDDLE)(x), jax.jit(step)(x))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from autopar.cluster import Cluster, LogicalMesh
 from autopar.cost import PRODUCTS, CostModel, matrices_of
-from autopar.ir import Graph, Layout, Operator
+from autopar.ir import Graph, Layout, Operator, item_bytes
 from autopar.ir.loops import runs_inside
 from autopar.lower.aot.base import Target
 from autopar.lower.aot.estimates import Rates, StepSeconds
@@ -36,7 +36,7 @@ def planned_seconds(plan: Plan, graph: Graph) -> StepSeconds:
             for text, t in zip(record.operands, types, strict=True)
         ]
         result = Layout.parse(record.results[0]).local_shape(op.results[0].type.shape, sizes)
-        product = matrices_of(op, shapes, result, types[0].nbytes // max(1, types[0].size))
+        product = matrices_of(op, shapes, result, item_bytes(types[0].dtype))
         if product is not None:
             products_s += runs * float(cost.product_s(product, types[0].dtype))
     collectives_s = sum(c.seconds for c in stage.collectives)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from autopar.cluster import LogicalMesh
 from autopar.cost import PRODUCTS, CostModel, collective_matmul_s, matrices_of
-from autopar.ir import Layout
+from autopar.ir import Layout, item_bytes
 from autopar.ir.state_flow import StateFlow
 from autopar.search.intra.collectives import MatmulBlock, PricedCollective
 from autopar.search.intra.combine import Thresholds
@@ -272,6 +272,6 @@ def _block_s(
         shapes[operand][dim] //= blocks
     if how.result_dim >= 0:
         result[how.result_dim] //= blocks
-    product = matrices_of(site.op, shapes, result, site.types[0].nbytes // max(1, site.types[0].size))
+    product = matrices_of(site.op, shapes, result, item_bytes(site.types[0].dtype))
     assert product is not None
     return float(cost.product_s(product, site.types[0].dtype, backward=site.work.backward)) + added_s

@@ -19,7 +19,7 @@ from autopar.cost import (
     packed,
     reorders,
 )
-from autopar.ir import Graph, Literal, Operator, TensorType
+from autopar.ir import Graph, Literal, Operator, TensorType, item_bytes
 from autopar.ir.primitives import TRANSCENDENTAL, is_fusible
 from autopar.search.intra.attention import attention_s
 from autopar.search.intra.draft import ValueDraft
@@ -170,7 +170,7 @@ def product_of(op: Operator, types: Sequence[TensorType], strategy: Strategy, si
     """
     shapes = [k.local_shape(t.shape, sizes) for k, t in zip(strategy.operand_layouts, types, strict=True)]
     result = strategy.result_layouts[0].local_shape(op.results[0].type.shape, sizes)
-    product = matrices_of(op, shapes, result, types[0].nbytes // max(1, types[0].size))
+    product = matrices_of(op, shapes, result, item_bytes(types[0].dtype))
     assert product is not None
     return product
 

@@ -101,6 +101,9 @@ def stage_counts(problem: Problem, schedule: Schedule) -> list[int]:
         most = 2 * nodes if nodes > 1 else devices
         powers = [s for s in (2, 4, 8, 16, 32, 64) if s <= most and devices % s == 0]
         worker_counts = [s for s in powers if nodes == 1 or is_small(problem) or s * 2 > nodes / 2]
+        if is_of_few_operators(problem):
+            few = range(2, min(most, problem.policy.enumeration.most_stages_of_few) + 1)
+            worker_counts = sorted({*worker_counts, *few})
     return [s * schedule.chunks for s in worker_counts if tried is None or s * schedule.chunks in tried]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import jax
@@ -142,8 +143,17 @@ def wait_for_lines(session: Session) -> None:
     assert session._lines.takes([(b"", {})] * 2)
 
 
+@pytest.fixture
+def heeds_ctrl_c() -> Iterator[None]:
+    """What runs in the background of a shell is started with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("heeds_ctrl_c")
 def test_ctrl_c_between_the_sends_to_processes_of_ray(mlp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal of the system, in the middle of the second send of a step that goes over connections."""
     fn, state, batch, want = mlp

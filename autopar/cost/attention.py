@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 
 from autopar.cost.kernels import Matrices
-from autopar.ir import Operator
+from autopar.ir import Operator, item_bytes
 from autopar.ir.blockwise import ATTENTION, BACKWARD, AttentionSpec
 
 #: Operators of attention in blocks.
@@ -26,7 +26,7 @@ _ELEMENTWISE = {ATTENTION: 5, BACKWARD: 8}
 _BLOCKS = {ATTENTION: 2, BACKWARD: 3}
 
 
-def attention_products(op: Operator, shapes: Sequence[tuple[int, ...]], width: int) -> list[Matrices]:
+def attention_products(op: Operator, shapes: Sequence[tuple[int, ...]], width: float) -> list[Matrices]:
     """The products of an operator of `ATTENTIONS`.
 
     Args:
@@ -80,7 +80,7 @@ def attention_flops(op: Operator, shapes: Sequence[tuple[int, ...]]) -> float:
     return products + _ELEMENTWISE[op.primitive] * float(scores_of(op, shapes))
 
 
-def score_traffic_bytes(op: Operator, shapes: Sequence[tuple[int, ...]], width: int) -> float:
+def score_traffic_bytes(op: Operator, shapes: Sequence[tuple[int, ...]], width: float) -> float:
     """Bytes of scores that are written and read; ``width`` are those of a score."""
     return float(_TRAFFIC[op.primitive] * scores_of(op, shapes) * width)
 
@@ -100,13 +100,10 @@ def workspace_bytes(op: Operator, shapes: Sequence[tuple[int, ...]], results: Se
     block = math.prod(sizes[i] for i in spec.scores if i is not None) // sizes[spec.keys] * spec.block_keys(sizes)
     width = score_width(op)
     sums = results[:1] if op.primitive == ATTENTION else results
-    wide = sum(
-        max(4, v.type.nbytes // max(1, v.type.size)) * math.prod(s) for v, s in zip(op.results, sums, strict=False)
-    )
-    return _BLOCKS[op.primitive] * block * width + wide
+    wide = sum(max(4, item_bytes(v.type.dtype)) * math.prod(s) for v, s in zip(op.results, sums, strict=False))
+    return math.ceil(_BLOCKS[op.primitive] * block * width + wide)
 
 
-def score_width(op: Operator) -> int:
+def score_width(op: Operator) -> float:
     """Bytes of a score."""
-    type = op.region("scores").outputs[0].type
-    return type.nbytes // max(1, type.size)
+    return item_bytes(op.region("scores").outputs[0].type.dtype)

@@ -132,13 +132,15 @@ def _works(around: _Around) -> Iterator[SureWork]:
     stored = returned | stored_inside
     values = Values({i.name: i.type for i in graph.inputs if i.name in around.solid_inputs}, single)
     reads = StateReads({i.name: i.type for i in graph.inputs} if around.is_step else {})
+    taken: dict[str, set[object]] = {}  # by phase
     for op in needed:
         phase, types = phase_of(op, around.enclosing), graph.operand_types(op)
         written_in = next((shared[v.name] for v in op.results if v.name in shared), "")
         values.note(op, spared=op.id in cores, written_in=written_in)
         if op.regions:
-            taken = _stored_for([o for o in needed if phase_of(o, around.enclosing) == phase], cost, cores)
-            yield from _inside(around, op, phase, values.solid, floor, taken)
+            if phase not in taken:
+                taken[phase] = _stored_for([o for o in needed if phase_of(o, around.enclosing) == phase], cost, cores)
+            yield from _inside(around, op, phase, values.solid, floor, taken[phase])
         elif not is_generator(op) and op.primitive not in ALIASES:
             reads.note(op, types)
             least, names = _least(op, types, phase, around, values, cores), {v.name for v in op.results}

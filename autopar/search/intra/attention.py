@@ -23,7 +23,7 @@ from autopar.cost.attention import (
     units_of_halves,
     workspace_bytes,
 )
-from autopar.ir import Operator, TensorType
+from autopar.ir import Operator, TensorType, item_bytes
 from autopar.ir.blockwise import ATTENTION, BACKWARD, AttentionSpec
 from autopar.sharding import Strategy
 
@@ -134,6 +134,6 @@ def _busy_s(
     if not cost.knows_kernels:
         return times * float(cost.operator_s(attention_flops(op, shapes), moved, types[0].dtype))
     backward = op.primitive != ATTENTION
-    products = attention_products(op, shapes, types[0].nbytes // max(1, types[0].size))
+    products = attention_products(op, shapes, item_bytes(types[0].dtype))
     each = sum(float(cost.product_s(p, types[0].dtype, "whole", backward=backward)) for p in products)
     return times * (each + float(cost.moved_s(moved, 1.0, "whole")))

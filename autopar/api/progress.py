@@ -9,16 +9,13 @@ from __future__ import annotations
 import functools
 import logging
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, TextIO, TypeVar, cast
 
-_F = TypeVar("_F", bound=Callable[..., Any])
+from autopar._compat.reminders import AFTER_S, EVERY_S, reminders, timer
 
-#: Seconds after which the line appears, and between its changes.
-AFTER_S, EVERY_S = 2.0, 0.5
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 _LOG = logging.getLogger("autopar")
 _WIDTH = 100
@@ -86,42 +83,11 @@ class Reporter:
             stream.flush()
             return EVERY_S
 
-        with _timer(write, self.after_s):
+        with timer(write, self.after_s):
             yield
         if is_written:
             stream.write(f"\r{'':<{_WIDTH}}\r")
             stream.flush()
-
-
-@contextmanager
-def reminders(say: Callable[[float], None], after_s: float) -> Iterator[None]:
-    """Calls of ``say`` with the seconds since the beginning: after ``after_s``, then whenever twice as much passed."""
-
-    def doubled(passed_s: float) -> float:
-        say(passed_s)
-        return passed_s
-
-    with _timer(doubled, after_s):
-        yield
-
-
-@contextmanager
-def _timer(call: Callable[[float], float], wait_s: float) -> Iterator[None]:
-    """Calls of ``call`` with the seconds since the beginning; each returns the seconds until the next."""
-    over = threading.Event()
-
-    def run() -> None:
-        began, next_s = time.monotonic(), wait_s
-        while not over.wait(next_s):
-            next_s = call(time.monotonic() - began)
-
-    thread = threading.Thread(target=run, name="autopar progress", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
 
 
 def reporter_of(progress: Callable[[str], None] | bool | None) -> Reporter:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 
 import click
 
 from autopar.cli.group import Command
-from autopar.runtime.hosts.supervise import SupervisedJob, supervise
 
 
 @click.command(cls=Command, name="run", context_settings={"ignore_unknown_options": True})
@@ -45,5 +45,6 @@ def command(
     The script calls autopar.initialize() first, step.restore where there is a checkpoint, and step.save now and then.
     SIGTERM goes on to all processes. A script that exits with code 75 saved and is started again.
     """
-    job = SupervisedJob(script, processes, min(least or processes, processes), restarts, heartbeat, cpu_devices)
-    sys.exit(supervise(job, lambda text: click.echo(f"autopar run: {text}", err=True)))
+    hosts = import_module("autopar.runtime.hosts.supervise")
+    job = hosts.SupervisedJob(script, processes, min(least or processes, processes), restarts, heartbeat, cpu_devices)
+    sys.exit(hosts.supervise(job, lambda text: click.echo(f"autopar run: {text}", err=True)))

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 import autopar
+from autopar._compat import reminders
 from autopar.api import progress
 from autopar.api.parallelize import ParallelizeOptions
 from autopar.api.progress import Reporter, reporter_of
@@ -75,8 +76,8 @@ def test_lines_of_a_log_say_what_takes_long_and_get_rarer(monkeypatch):
 
     over, reporter = Over(), Reporter(live=True, after_s=2.0)
     passed = iter((0.0, 2.0, 4.0, 8.0))
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(passed)))
-    monkeypatch.setattr(progress, "threading", SimpleNamespace(Event=lambda: over, Thread=threading.Thread))
+    monkeypatch.setattr(reminders, "time", SimpleNamespace(monotonic=lambda: next(passed)))
+    monkeypatch.setattr(reminders, "threading", SimpleNamespace(Event=lambda: over, Thread=threading.Thread))
     with reporter.shown():
         reporter("planning 914 operators")
         begin.set()

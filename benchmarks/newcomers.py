@@ -21,7 +21,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import autopar
-from autopar._compat.kept import CACHE_VARIABLE
+from autopar._compat.files import CACHE_VARIABLE
 from benchmarks.clusters import DEVICES
 from benchmarks.process import in_new_process
 from benchmarks.report import Report, Row, Say

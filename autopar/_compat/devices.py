@@ -1,10 +1,20 @@
-"""Devices of this process, or of all processes of its world, as jax describes them."""
+"""Devices of this process, or of all processes of its world, as jax describes them; names of processors.
+
+`local_devices` describes devices as plain data, `machine_name` names the processor or accelerator, and `xla_flags`
+gives a process that is started another number of virtual CPU devices. Importing this module does not import jax.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import platform
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
 from typing import Any
+
+_DEVICE_COUNT = "--xla_force_host_platform_device_count"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +81,36 @@ def _memory_bytes(device: Any) -> int | None:
     stats = device.memory_stats() or {}
     limit = stats.get("bytes_limit")
     return int(limit) if limit else None
+
+
+def machine_name(platform_name: str, device_kind: str) -> str:
+    """Name of a device: of the CPU the processor, or its architecture where the system does not say.
+
+    Args:
+        platform_name: of the device, as jax names it.
+        device_kind: likewise.
+    """
+    if platform_name != "cpu":
+        return device_kind
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return model or platform.machine()
+
+
+def jax_version() -> str:
+    """The version of jax, as ``jax 0.10.2``."""
+    return f"jax {metadata.version('jax')}"
+
+
+def xla_flags(environment: Mapping[str, str], cpu_devices: int | None = None) -> str:
+    """``XLA_FLAGS`` of an environment with another number of virtual CPU devices; None takes jax's own.
+
+    Args:
+        environment: of the process that starts the other.
+        cpu_devices: how many the other has.
+    """
+    others = re.sub(rf"{_DEVICE_COUNT}=\S*", "", environment.get("XLA_FLAGS", "")).split()
+    return " ".join([*others, *([] if cpu_devices is None else [f"{_DEVICE_COUNT}={cpu_devices}"])])

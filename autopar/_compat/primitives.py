@@ -8,6 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.extend.core import JaxprEqn, Primitive
+from jax.interpreters import batching
+
+#: (name of the vmapped axis, its size, operands, dim of each operand along it or None, parameters) ->
+#: (result, dim of the result along the axis or None).
+NamedRule = Callable[[str, int, Sequence[Any], Sequence["int | None"], dict[str, Any]], "tuple[Any, int | None]"]
 
 
 def _primitive_of(function: Callable[[Any], Any]) -> Primitive:
@@ -55,3 +60,13 @@ def sharding_constraint(shape: tuple[int, ...], sharding: Any) -> JaxprEqn:
     given = jax.ShapeDtypeStruct(shape, jnp.float32)
     eqns: list[JaxprEqn] = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, sharding))(given).jaxpr.eqns
     return eqns[0]
+
+
+def def_named_batching(primitive: Primitive, rule: NamedRule) -> None:
+    """Gives ``primitive``, of one result, its rule, which is asked also where no operand has the axis."""
+
+    def named(axis: Any, operands: Sequence[Any], dims: Sequence[int | None], **params: Any) -> tuple[Any, int | None]:
+        return rule(axis.name, axis.size, operands, dims, params)
+
+    rules: Any = batching.fancy_primitive_batchers
+    rules[primitive] = named

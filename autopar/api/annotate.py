@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from msgspec.structs import replace
 
-from autopar._compat.hlo_compile import compile_module
+from autopar._compat.xla import compile_module
 from autopar.api.options import ParallelOptions, parse_bytes
 from autopar.api.pure import PureFunction
 from autopar.cluster import Cluster

@@ -13,10 +13,8 @@ from typing import Any
 
 import jax
 
-from autopar._compat.devices import local_devices
-from autopar._compat.kept import CACHE_VARIABLE
-from autopar._compat.machine import jax_version, machine_name
-from autopar._compat.private import write_whole
+from autopar._compat.devices import jax_version, local_devices, machine_name
+from autopar._compat.files import CACHE_VARIABLE, write_whole
 from autopar.cluster import Cluster, NodeGroup
 from autopar.cluster.file import parse
 from autopar.cluster.kept import kept_path

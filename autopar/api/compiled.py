@@ -11,8 +11,8 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
-from autopar._compat.nans import floating_point_error
 from autopar._compat.primitives import typed
+from autopar._compat.xla import floating_point_error
 from autopar.api.call_info import CallInfo
 from autopar.api.mutable import split_mutable
 from autopar.api.user_mesh import as_traced, concrete, on_mesh, outside, relabelled

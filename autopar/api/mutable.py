@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from jax.tree_util import GetAttrKey
 
-from autopar._compat.refs import is_ref
+from autopar._compat.jaxprs import is_ref
 from autopar.api.modules import flax_loaded, join_result, put_back, split_arguments, without_modules
 from autopar.frontend.trace import callable_name
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from autopar._compat.private import write_whole
+from autopar._compat.files import write_whole
 from autopar.api.parallel_function import ParallelFunction
 from autopar.api.parallelize import parallelize
 from autopar.cost.collectives import KINDS

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from autopar._compat.private import write_whole
+from autopar._compat.files import write_whole
 from autopar._compat.reminders import AFTER_S, reminders
 from autopar.errors import AutoparError
 from autopar.report.sections import Section

@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from autopar._compat.devices import FoundDevice
-from autopar._compat.kept import cache_root
-from autopar._compat.machine import jax_version, machine_name
+from autopar._compat.devices import FoundDevice, jax_version, machine_name
+from autopar._compat.files import cache_root
 from autopar.cluster.catalog import read
 from autopar.cluster.file import parse
 from autopar.cluster.group import NodeGroup

@@ -23,7 +23,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 from numpy.typing import NDArray
 
-from autopar._compat.loops import plain_params
+from autopar._compat.jaxprs import plain_params
 from autopar.frontend.attrs import attrs_of
 from autopar.frontend.folding import Folding
 from autopar.ir import Operand, Operator, TensorType, Value

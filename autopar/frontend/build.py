@@ -21,8 +21,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive
 from jax.extend.core import Literal as JaxLiteral
 
 from autopar._compat.dtypes import dtype_name
-from autopar._compat.literals import own_constant
-from autopar._compat.loops import plain_params
+from autopar._compat.jaxprs import own_constant, plain_params
 from autopar._compat.primitives import optimization_barrier_p, sharding_constraint
 from autopar._compat.source import source_line
 from autopar.frontend.attrs import attrs_of

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from autopar._compat.loops import plain_params
+from autopar._compat.jaxprs import plain_params
 from autopar.frontend.attrs import attrs_of
 from autopar.frontend.folding import Folding
 from autopar.ir import Operand, Operator, Value

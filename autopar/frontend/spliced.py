@@ -16,7 +16,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from autopar._compat.dtypes import numpy_dtype
-from autopar._compat.literals import scalar_of
+from autopar._compat.jaxprs import scalar_of
 from autopar._compat.primitives import bind
 from autopar.ir import Literal, Operator
 from autopar.ir.analysis import names_made

@@ -14,8 +14,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.extend.core import Literal as JaxLiteral
 
-from autopar._compat.literals import own_constant
-from autopar._compat.refs import discharged, is_ref, reference_equations, uses_refs
+from autopar._compat.jaxprs import discharged, is_ref, own_constant, reference_equations, uses_refs
 from autopar._compat.source import source_line
 from autopar.errors import AutoparError, TraceError
 from autopar.errors.base import as_kind

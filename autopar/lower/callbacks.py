@@ -22,7 +22,7 @@ from jax.experimental.buffer_callback import buffer_callback
 from jax.extend.core import Primitive
 
 from autopar._compat.dtypes import SUB_BYTE, bytes_of, from_bytes, whole_bytes
-from autopar._compat.results import with_value
+from autopar._compat.xla import with_value
 
 #: Bytes that memory is aligned to which jax takes over without a copy.
 _ALIGNMENT = 64

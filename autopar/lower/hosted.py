@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from autopar._compat.trees import partition_spec
+from autopar._compat.meshes import partition_spec
 from autopar.errors import PlanMismatchError
 from autopar.ir import Layout
 from autopar.plan import InputRecord, OutputRecord, PlanContent

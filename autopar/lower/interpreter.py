@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from autopar._compat.host_compute import on_host
 from autopar._compat.primitives import bind
+from autopar._compat.xla import on_host
 from autopar.frontend import Bound, BoundGraph
 from autopar.frontend.while_loop import while_loop
 from autopar.ir import Graph, Layout, Literal, Operand, Operator, TensorType

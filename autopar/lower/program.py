@@ -14,8 +14,8 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
+from autopar._compat.meshes import partition_spec
 from autopar._compat.primitives import typed
-from autopar._compat.trees import partition_spec
 from autopar.cluster import Cluster
 from autopar.cost import CostModel
 from autopar.errors import ClusterError

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from autopar._compat.private import write_whole
-from autopar._compat.trees import device_mesh, local_devices, partition_spec
+from autopar._compat.files import write_whole
+from autopar._compat.meshes import device_mesh, local_devices, partition_spec
 from autopar.errors import PlanMismatchError
 from autopar.ir import Layout
 from autopar.plan.again import ALTERNATIVE, MOST_OPERATORS, SearchAgain

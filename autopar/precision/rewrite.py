@@ -16,7 +16,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.extend.core import Literal as JaxLiteral
 
-from autopar._compat.loops import plain_params
+from autopar._compat.jaxprs import plain_params
 from autopar._compat.source import is_computed_again
 from autopar.frontend.bodies import body_of, recomputes
 from autopar.frontend.equations import bind_equation, holds_passes, interpreted, phase_of_equation, shapes_of

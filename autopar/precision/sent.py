@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.extend.core import Literal as JaxLiteral
 
-from autopar._compat.loops import plain_params
+from autopar._compat.jaxprs import plain_params
 from autopar.frontend.bodies import body_of, recomputes
 from autopar.frontend.equations import bind_equation, holds_passes, interpreted, phase_of_equation, shapes_of
 from autopar.frontend.wire import wired

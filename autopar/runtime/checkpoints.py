@@ -23,7 +23,7 @@ import jax
 import msgspec
 import numpy as np
 
-from autopar._compat.private import write_private
+from autopar._compat.files import write_private
 from autopar.errors import CheckpointError, WorkerLostError
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.runtime.ray.pipeline import to_host

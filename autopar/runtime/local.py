@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from autopar._compat.results import leave_uncommitted
+from autopar._compat.xla import leave_uncommitted
 from autopar.frontend import Traced
 from autopar.frontend.signature import leaf_entry
 from autopar.ir.analysis import unread_inputs

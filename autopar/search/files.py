@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from autopar._compat.private import write_whole
+from autopar._compat.files import write_whole
 from autopar.cluster import Cluster
 from autopar.cost import CostModel
 from autopar.errors import AutoparError

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from autopar._compat.private import write_whole
+from autopar._compat.files import write_whole
 from autopar.plan.details import MemoryPoint, TimelineSlice
 from autopar.plan.text import bytes_text, seconds_text
 from autopar.schedule import NONE

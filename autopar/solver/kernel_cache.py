@@ -23,8 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from autopar._compat.kept import CACHE_VARIABLE, cache_root
-from autopar._compat.private import private_folder, read_kept, write_whole
+from autopar._compat.files import CACHE_VARIABLE, cache_root, private_folder, read_kept, write_whole
 
 _SUFFIX = ".kernel"
 _UNUSED_S = 60 * 86400.0  # after which a file is removed

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import Any, get_type_hints
 
-from autopar._compat.kept import CACHE_VARIABLE
+from autopar._compat.files import CACHE_VARIABLE
 
 
 def prepare() -> int:

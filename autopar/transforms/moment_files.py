@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar._compat.private import private_folder
+from autopar._compat.files import private_folder
 from autopar.errors import AutoparError, CheckpointError
 
 _ALIGNMENT = 64

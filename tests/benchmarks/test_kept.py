@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from autopar._compat.kept import CACHE_VARIABLE
+from autopar._compat.files import CACHE_VARIABLE
 from autopar.cluster import Cluster
 from benchmarks.published import kept
 from benchmarks.published.plans import shape_of, stage_cluster

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from autopar._compat.dtypes import numpy_dtype
-from autopar._compat.loops import plain_params
+from autopar._compat.jaxprs import plain_params
 from autopar.frontend import Bound, BoundGraph, SignatureOptions, Traced, flatten_call, trace
 from autopar.ir import Literal, graph_text, parse_graph, verify
 

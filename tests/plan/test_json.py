@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar._compat import private
-from autopar._compat.private import write_whole
+from autopar._compat import files
+from autopar._compat.files import write_whole
 from autopar.cluster import Cluster
 from autopar.errors import PlanMismatchError
 from autopar.plan import FORMAT_VERSION, CombinedBytes, HostMemory, Plan, Stage, StepForm
@@ -213,7 +213,7 @@ def test_a_failing_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest
 
     for name in ("fsync", "replace"):
         with monkeypatch.context() as patch:
-            patch.setattr(private.os, name, fails)
+            patch.setattr(files.os, name, fails)
             with pytest.raises(PlanMismatchError, match="disk full"):
                 small_plan().save(path)
         assert path.read_text() == "old"

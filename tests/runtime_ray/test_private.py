@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from autopar._compat.private import file_hashes, private_folder, read_own, write_private
+from autopar._compat.files import file_hashes, private_folder, read_own, write_private
 from autopar.runtime.ray.host import configure
 from autopar.runtime.ray.messages import Handshake, encode
 from autopar.runtime.ray.tls import credentials_of, new_identity

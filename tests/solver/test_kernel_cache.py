@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from autopar._compat.kept import CACHE_VARIABLE, cache_root
-from autopar._compat.private import write_private
+from autopar._compat.files import CACHE_VARIABLE, cache_root, write_private
 from autopar.solver.kernel_cache import KernelCache, kernel_folder
 
 ROOT = Path(__file__).resolve().parents[2]

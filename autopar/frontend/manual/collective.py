@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
 
-from autopar._compat.batching import def_named_batching
+from autopar._compat.primitives import def_named_batching
 from autopar.frontend.manual.kinds import Broadcast, ManualCollective
 
 

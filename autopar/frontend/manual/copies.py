@@ -17,7 +17,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.extend.core import Literal as JaxLiteral
 
-from autopar._compat.loops import plain_params
+from autopar._compat.jaxprs import plain_params
 from autopar.frontend.bodies import body_of, recomputes
 from autopar.frontend.equations import bind_equation, interpreted, shapes_of
 from autopar.frontend.manual.parameters import COLLECTIVES, collective_of

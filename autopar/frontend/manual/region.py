@@ -23,7 +23,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.extend.core import Literal as JaxLiteral
 from jax.extend.source_info_util import current_name_stack, user_context
 
-from autopar._compat.loops import plain_params
+from autopar._compat.jaxprs import plain_params
 from autopar._compat.source import source_line
 from autopar.errors import TraceError
 from autopar.frontend.bodies import PLACING, body_of, recomputes, without_shardings

@@ -15,7 +15,7 @@ import jax
 import msgspec
 from jax import export
 
-from autopar._compat.flags import xla_flags
+from autopar._compat.devices import xla_flags
 from autopar.errors import AutoparError
 from autopar.frontend import Traced
 from autopar.lower.aot.base import Target

@@ -17,7 +17,7 @@ import msgspec
 from jax import export
 from jax.sharding import AxisType, Mesh, NamedSharding
 
-from autopar._compat.trees import partition_spec
+from autopar._compat.meshes import partition_spec
 from autopar.lower.aot.base import Target
 from autopar.lower.aot.groups import GroupNames
 from autopar.lower.aot.messages import (

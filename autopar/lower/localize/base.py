@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Primitive
 
-from autopar._compat.literals import scalar_of
+from autopar._compat.jaxprs import scalar_of
 from autopar._compat.primitives import bind
 from autopar.ir import Layout, Literal, Operator, TensorType
 from autopar.lower.callbacks import Callbacks

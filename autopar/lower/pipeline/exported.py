@@ -14,7 +14,7 @@ from jax import export
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from autopar._compat.dtypes import jax_dtype
-from autopar._compat.trees import partition_spec
+from autopar._compat.meshes import partition_spec
 from autopar.lower.hosted import placed
 from autopar.lower.pipeline.donation import donated
 from autopar.lower.pipeline.ports import Port

@@ -10,7 +10,7 @@ from typing import Any
 
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from autopar._compat.trees import partition_spec
+from autopar._compat.meshes import partition_spec
 from autopar.ir import Layout, TensorType
 from autopar.lower.hosted import placed, to_host
 from autopar.schedule import ValueRef

@@ -16,8 +16,7 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
-from autopar._compat.collectives import use_gloo
-from autopar._compat.world import world
+from autopar._compat.world import use_gloo, world
 from autopar.errors import ClusterError, ProcessLostError
 from autopar.runtime.hosts.service import start_service, why_ended
 from autopar.runtime.hosts.supervise import COORDINATOR, CPU_DEVICES, PROCESS, PROCESSES

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from autopar._compat.dtypes import jax_dtype
-from autopar._compat.trees import partition_spec
+from autopar._compat.meshes import partition_spec
 from autopar.cluster import Cluster, LogicalMesh
 from autopar.cost import CostModel
 from autopar.frontend import Traced

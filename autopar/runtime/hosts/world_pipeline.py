@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from autopar._compat.dtypes import jax_dtype
-from autopar._compat.trees import partition_spec
+from autopar._compat.meshes import partition_spec
 from autopar.errors import AutoparError
 from autopar.lower.pipeline.build import LoweredPipeline
 from autopar.lower.pipeline.one_program import OneProgram, unpacked

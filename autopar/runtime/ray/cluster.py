@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
-from autopar._compat.flags import xla_flags
+from autopar._compat.devices import xla_flags
 from autopar.cluster import Cluster, NodeGroup
 from autopar.errors import ClusterError
 from autopar.runtime.ray.deployment import Launcher

@@ -15,7 +15,7 @@ from typing import Any
 
 import ray
 
-from autopar._compat.private import private_folder
+from autopar._compat.files import private_folder
 from autopar.cluster.ray_options import Devices, RayOptions
 from autopar.errors import ClusterError
 from autopar.runtime.ray.actors import RayWorkerGroup

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import jax
 
-from autopar._compat.collectives import use_gloo
-from autopar._compat.private import file_hashes, private_folder
+from autopar._compat.files import file_hashes, private_folder
+from autopar._compat.world import use_gloo
 from autopar.runtime.ray.arrays import ArrayStore
 from autopar.runtime.ray.beacon import Beacon
 from autopar.runtime.ray.ending import EXIT_STATUS, GRACE_S

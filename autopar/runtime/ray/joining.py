@@ -15,7 +15,7 @@ from typing import Any
 
 import ray
 
-from autopar._compat.private import private_folder, write_private
+from autopar._compat.files import private_folder, write_private
 from autopar.errors import ClusterError
 
 LOOPBACK = "127.0.0.1"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import jax
 
-from autopar._compat.machine import machine_name
+from autopar._compat.devices import machine_name
 from autopar.runtime.measuring import measure_devices
 from autopar.runtime.ray.messages import (
     Connect,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autopar._compat.private import write_private
+from autopar._compat.files import write_private
 from autopar.errors import ClusterError
 from autopar.errors.missing import optional_module
 from autopar.runtime.transport.channels import Credentials

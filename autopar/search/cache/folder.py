@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autopar._compat.kept import CACHE_VARIABLE, cache_root
+from autopar._compat.files import CACHE_VARIABLE, cache_root
 from autopar.search.cache.store import PlanCache
 
 #: Environment variable that names the folder of what autopar keeps, or turns that off.

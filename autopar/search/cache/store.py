@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from autopar._compat.private import private_folder, read_kept, write_whole
+from autopar._compat.files import private_folder, read_kept, write_whole
 from autopar.errors import PlanMismatchError
 from autopar.plan import Plan, PlanContent
 from autopar.plan.codec import encode

@@ -1,4 +1,4 @@
-"""`PartitionSpec`, made without importing jax before somebody asks for one."""
+"""Meshes and `PartitionSpec`, made without importing jax before somebody asks for one."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Files that are written whole or not at all, and files and folders that only their owner can change.
+"""Files of autopar: the folder kept between processes, files written whole, files that only their owner changes.
 
-`private_folder`, `read_own` and `read_kept` check who may write whenever they are called. `write_whole` writes.
+`cache_root` is the folder of plans, compiled loops and calibrations. `private_folder`, `read_own` and `read_kept`
+check who may write whenever they are called. `write_whole` writes. No format of a file is known here.
 """
 
 from __future__ import annotations
@@ -10,10 +11,33 @@ import hashlib
 import os
 import secrets
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 
+#: Environment variable that names the folder of what autopar keeps, or turns that off.
+CACHE_VARIABLE = "AUTOPAR_CACHE_DIR"
+
+_OFF = ("", "0", "none", "off")
 #: Links that a path may lead over; Linux follows no more.
 _MOST_LINKS = 40
+
+
+def cache_root(environment: Mapping[str, str]) -> Path | None:
+    """The folder of what autopar keeps of a user's programs; None where the environment turns that off.
+
+    Args:
+        environment: variables. `CACHE_VARIABLE` is a folder, or one of "", "0", "none" and "off" for none. Without it
+            the folder is ``autopar`` in ``XDG_CACHE_HOME``, or in ``~/.cache`` where that is no absolute path.
+    """
+    asked = environment.get(CACHE_VARIABLE)
+    if asked is not None and asked.strip().lower() in _OFF:
+        return None
+    shared = Path(environment.get("XDG_CACHE_HOME", ""))
+    folder = Path(asked) if asked is not None else (shared if shared.is_absolute() else Path("~/.cache")) / "autopar"
+    try:
+        return folder.expanduser()
+    except RuntimeError:  # the user has no home directory
+        return None
 
 
 def private_folder(path: str | os.PathLike[str], *, tighten: bool = False) -> Path:

@@ -17,8 +17,8 @@ from types import MappingProxyType
 import jax
 import jax.extend.core.primitives as jax_primitives
 
-from autopar.frontend.bodies import _BY_IMPLEMENTATION, _PARAMETER
-from autopar.frontend.manual.parameters import COLLECTIVES
+from autopar.frontend.equations import _BY_IMPLEMENTATION, _PARAMETER
+from autopar.frontend.manual.collectives import COLLECTIVES
 from autopar.lower.localize.registry import LOCALIZERS
 from autopar.search.intra.regions import REGIONS
 from autopar.sharding.registry import BUILT_IN

@@ -22,7 +22,7 @@ from autopar.cluster import Cluster
 from autopar.cluster.arrange import prime_factors
 from autopar.errors import ConstraintError
 from autopar.frontend import CallSignature, Traced
-from autopar.frontend.placed import shards
+from autopar.frontend.attrs import shards
 from autopar.ir import Graph, Input, Layout
 from autopar.plan import Plan
 from autopar.plan.paths import matches

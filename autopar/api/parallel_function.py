@@ -24,9 +24,8 @@ from autopar.api.user_mesh import as_traced
 from autopar.api.without_flush import PipelineState, call, drain, order, replay
 from autopar.errors import AutoparError
 from autopar.errors.base import as_kind
-from autopar.frontend.nested import note
 from autopar.frontend.signature import CallSignature, SignatureOptions, flatten_call, jax_config
-from autopar.frontend.trace import callable_name
+from autopar.frontend.trace import callable_name, note
 from autopar.plan import Plan
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.schedule import Table

@@ -1,21 +1,29 @@
-"""Parameters of a jax equation as plain `Attr` data, for the planner that does not know jax."""
+"""Parameters of a jax equation as plain `Attr` data, for the planner that does not know jax.
+
+`attrs_of` keeps what has a plain form. `placed_attrs` and `result_shardings` read where the user's code asks a result
+to lie: ``with_sharding_constraint``, ``reshard``, an inner ``jit(out_shardings)``.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from autopar._compat.dtypes import dtype_name
 from autopar.ir import Attr
 
 # Parameters that say nothing about what is computed.
 _IGNORED = frozenset({"sharding", "out_sharding", "accuracy", "ctx_mesh", "debug_info", "unroll"})
+_SHARDING = {"sharding_constraint": "sharding", "reshard": "dst_sharding"}
+_FREE = -1
 
 
 class _NotPlainError(Exception):
@@ -69,3 +77,38 @@ def attrs_of(params: Mapping[str, Any]) -> tuple[tuple[str, Attr], ...]:
             except _NotPlainError:
                 continue
     return tuple(sorted(attrs.items()))
+
+
+def placed_attrs(primitive: str, params: Mapping[str, Any], rank: int) -> tuple[tuple[str, Attr], ...]:
+    """The attribute ``shards`` of an equation that says where its result lies; nothing for any other.
+
+    Args:
+        primitive: of the equation.
+        params: its parameters.
+        rank: number of dims of its result.
+    """
+    axes = shards(params.get(_SHARDING.get(primitive, "")), rank)
+    return () if not axes else (("shards", axes),)
+
+
+def shards(sharding: Any, rank: int) -> tuple[int, ...] | None:
+    """Number of shards of each dim, -1 where any number will do; None where ``sharding`` names no mesh axes."""
+    if not isinstance(sharding, NamedSharding) or sharding.mesh.empty:
+        return None
+    sizes = {str(a): int(n) for a, n in sharding.mesh.shape.items()}
+    entries = [*sharding.spec, *[None] * (rank - len(sharding.spec))]
+    counts = []
+    for entry in entries:
+        axes = () if entry is None else (entry,) if isinstance(entry, str) else entry
+        counts.append(_FREE if entry is PartitionSpec.UNCONSTRAINED else math.prod(sizes[str(a)] for a in axes))
+    return tuple(counts)
+
+
+def result_shardings(eqn: JaxprEqn) -> list[Any]:
+    """Sharding that the user gave each result of an inner ``jax.jit``, or None."""
+    given = eqn.params.get("out_shardings", ()) if eqn.primitive.name in ("jit", "pjit") else ()
+    return [s if isinstance(s, NamedSharding) and _is_auto(s.mesh) else None for s in given]
+
+
+def _is_auto(mesh: Any) -> bool:
+    return not mesh.empty and all(t == AxisType.Auto for t in mesh.axis_types)

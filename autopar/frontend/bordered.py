@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from autopar._compat.jaxprs import plain_params
 from autopar.frontend.attrs import attrs_of
-from autopar.frontend.folding import Folding
+from autopar.frontend.folded_padding import Folding
 from autopar.ir import Operand, Operator, TensorType, Value
 
 #: Positions along a dim of an array, and those of the source that are added up there, in pairs.
@@ -160,13 +160,13 @@ def fold_borders(
     primitives = {op.primitive for op in operators}
     if not primitives & {"concatenate", "pad"} or not primitives & {_CONVOLUTION, "slice", "split"}:
         return operators, returned, {}
-    folding = _Folding(operators, returned, types, params_of, fixed)
+    folding = _BorderWalk(operators, returned, types, params_of, fixed)
     for n in range(len(operators)):
         folding.visit(n)
     return folding.operators, folding.renamed(returned), folding.changed
 
 
-class _Folding(Folding):
+class _BorderWalk(Folding):
     """One walk over the operators of a graph."""
 
     def __init__(

@@ -24,18 +24,21 @@ from autopar._compat.dtypes import dtype_name
 from autopar._compat.jaxprs import own_constant, plain_params
 from autopar._compat.primitives import optimization_barrier_p, sharding_constraint
 from autopar._compat.source import source_line
-from autopar.frontend.attrs import attrs_of
-from autopar.frontend.bodies import PLACING, body_of, is_differentiated_remat, recomputes, without_shardings
+from autopar.frontend.attrs import attrs_of, placed_attrs, result_shardings
 from autopar.frontend.bordered import fold_borders
 from autopar.frontend.counted import Known, batched, is_indexed
-from autopar.frontend.equations import marks_of_equation
-from autopar.frontend.fixed import FixedValues
-from autopar.frontend.folded import fold_padding
-from autopar.frontend.labels import Labels
+from autopar.frontend.equations import (
+    PLACING,
+    body_of,
+    is_differentiated_remat,
+    marks_of_equation,
+    recomputes,
+    without_shardings,
+)
+from autopar.frontend.fixed_tables import FixedValues, band_attrs, equations_of, is_resizing, resized
+from autopar.frontend.folded_padding import fold_padding
 from autopar.frontend.manual import is_manual, region
-from autopar.frontend.placed import placed_attrs, result_shardings
-from autopar.frontend.resized import band_attrs, equations_of, is_resizing, resized
-from autopar.frontend.spliced import Splice, spliced_p
+from autopar.frontend.retraced import Labels, Splice, spliced_p
 from autopar.ir import Graph, Input, Literal, Operand, Operator, Output, TensorType, Value
 from autopar.ir.analysis import live
 from autopar.ir.phases import marks_of

@@ -1,10 +1,17 @@
-"""`Traced`, from a callable and a call signature: the graph, with the data for running it."""
+"""`Traced`, from a callable and a call signature: the graph, with the data for running it.
+
+`trace` traces a function once for each signature. Functions decorated with `autopar.parallelize` that are called
+inside of it run inline; `note` keeps what they were given for the plan. Building the graph is
+`autopar.frontend.build`.
+"""
 
 from __future__ import annotations
 
 import functools
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +27,6 @@ from autopar.errors import AutoparError, TraceError
 from autopar.errors.base import as_kind
 from autopar.frontend.build import BoundGraph, build_graph
 from autopar.frontend.manual import with_copies
-from autopar.frontend.nested import collected
 from autopar.frontend.order import order
 from autopar.frontend.roles import assign_roles
 from autopar.frontend.signature import NUMBERS, CallSignature
@@ -33,6 +39,7 @@ _CONCRETE = ("concrete values", "must be static integers", "Non-hashable static 
 _UNTRACEABLE = ("not a valid JAX type", *_CONCRETE)
 # Python's own errors name the type that a value has while tracing. They may be the user's, and pass as they are.
 _WANTS_VALUES = ("Tracer", *_CONCRETE)
+_NOTES: ContextVar[dict[str, None] | None] = ContextVar("autopar_nested", default=None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -285,3 +292,21 @@ def _trace_error(fn: Callable[..., Any], error: Exception) -> AutoparError:
         source=user_frame(error) or None,
     )
     return as_kind(refusal, type(error))
+
+
+@contextmanager
+def collected() -> Iterator[dict[str, None]]:
+    """Collects the texts that `note` is given while the body runs, each once and in order, as keys."""
+    notes: dict[str, None] = {}
+    token = _NOTES.set(notes)
+    try:
+        yield notes
+    finally:
+        _NOTES.reset(token)
+
+
+def note(text: str) -> None:
+    """Adds a text to those of the function that is being traced; does nothing where none is."""
+    notes = _NOTES.get()
+    if notes is not None:
+        notes[text] = None

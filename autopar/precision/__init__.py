@@ -3,8 +3,7 @@
 from autopar.precision.delayed_scaling import DelayedScaling, EightBitState, delayed_scaling
 from autopar.precision.policy import DENIED, FOLLOWING, PRODUCTS, Precision, precision_of
 from autopar.precision.rewrite import mixed
-from autopar.precision.sent import with_formats
-from autopar.precision.wire import Wire, wire_of
+from autopar.precision.wire import Wire, wire_of, with_formats
 
 __all__ = [
     "DENIED",

@@ -18,8 +18,15 @@ from jax.extend.core import Literal as JaxLiteral
 
 from autopar._compat.jaxprs import plain_params
 from autopar._compat.source import is_computed_again
-from autopar.frontend.bodies import body_of, recomputes
-from autopar.frontend.equations import bind_equation, holds_passes, interpreted, phase_of_equation, shapes_of
+from autopar.frontend.equations import (
+    bind_equation,
+    body_of,
+    holds_passes,
+    interpreted,
+    phase_of_equation,
+    recomputes,
+    shapes_of,
+)
 from autopar.precision.eight_bits import BLOCK, COTANGENTS, VALUES, CurrentScales, Scales, coded, rounded_in_blocks
 from autopar.precision.policy import FOLLOWING, PRODUCTS, Precision
 

@@ -13,7 +13,7 @@ from jax.extend.core import jaxprs_in_params
 from jax.sharding import NamedSharding
 
 import autopar
-from autopar.frontend.placed import shards
+from autopar.frontend.attrs import shards
 from autopar.ir import Layout
 from tests.api import constrained_steps
 from tests.api.steps import CLUSTER

@@ -14,8 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
-from autopar.frontend.bodies import body_of
-from autopar.frontend.equations import bind_equation, interpreted
+from autopar.frontend.equations import bind_equation, body_of, interpreted
 from tests.end_to_end.compare import host
 
 #: By primitive the operands in which it is linear, each alone.

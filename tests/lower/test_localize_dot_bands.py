@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from autopar.frontend.resized import windows_of
+from autopar.frontend.fixed_tables import windows_of
 from tests.lower.harness import MESHES, check_localized
 
 

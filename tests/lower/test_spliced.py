@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from autopar.api.steps import as_one_stage
-from autopar.frontend.spliced import spliced_p
+from autopar.frontend.retraced import spliced_p
 from autopar.ir import Graph
 from autopar.ir.loops import Scan
 from autopar.ir.phases import is_stage_loop

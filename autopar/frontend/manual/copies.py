@@ -18,11 +18,10 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.extend.core import Literal as JaxLiteral
 
 from autopar._compat.jaxprs import plain_params
-from autopar.frontend.bodies import body_of, recomputes
-from autopar.frontend.equations import bind_equation, interpreted, shapes_of
-from autopar.frontend.manual.parameters import COLLECTIVES, collective_of
+from autopar.frontend.attrs import result_shardings
+from autopar.frontend.equations import bind_equation, body_of, interpreted, recomputes, shapes_of
+from autopar.frontend.manual.collectives import COLLECTIVES, collective_of
 from autopar.frontend.manual.region import HeldCopies, is_manual, mesh_of, run_with_copies
-from autopar.frontend.placed import result_shardings
 
 #: Name and size of mesh axes, sorted.
 Axes: TypeAlias = tuple[tuple[str, int], ...]

@@ -26,10 +26,16 @@ from jax.extend.source_info_util import current_name_stack, user_context
 from autopar._compat.jaxprs import plain_params
 from autopar._compat.source import source_line
 from autopar.errors import TraceError
-from autopar.frontend.bodies import PLACING, body_of, recomputes, without_shardings
-from autopar.frontend.manual.collective import collective
-from autopar.frontend.manual.kinds import AllToAll, Broadcast, Gather, Index
-from autopar.frontend.manual.parameters import COLLECTIVES, collective_of
+from autopar.frontend.equations import PLACING, body_of, recomputes, without_shardings
+from autopar.frontend.manual.collectives import (
+    COLLECTIVES,
+    AllToAll,
+    Broadcast,
+    Gather,
+    Index,
+    collective,
+    collective_of,
+)
 from autopar.frontend.while_loop import while_loop
 
 

@@ -1,6 +1,6 @@
 """StableHLO modules, of any frontend, as functions that jax traces."""
 
+from autopar.frontend.stablehlo.interpret import traced_module
 from autopar.frontend.stablehlo.module import Argument, StablehloModule, read_module
-from autopar.frontend.stablehlo.traced import traced_module
 
 __all__ = ["Argument", "StablehloModule", "read_module", "traced_module"]

@@ -10,10 +10,10 @@ import numpy as np
 from jax import lax
 
 from autopar._compat.dtypes import numpy_dtype
-from autopar.frontend.wire import wired
 from autopar.ir import Layout, Operator, TensorType
 from autopar.ir.formats import WireFormat
 from autopar.ir.primitives import CASTS, RESHAPES, wire_of
+from autopar.precision.wire import wired
 
 _HALVES = ("bf16", "f16")
 _VIEWS = CASTS | RESHAPES | {"neg", "transpose"}

@@ -13,8 +13,7 @@ from jax import lax
 
 from autopar._compat.primitives import bind
 from autopar.frontend import BoundGraph
-from autopar.frontend.labels import Labels
-from autopar.frontend.spliced import may_splice, spliced
+from autopar.frontend.retraced import Labels, may_splice, spliced
 from autopar.ir import Graph, Input, Layout, Literal, Operator, Output
 from autopar.ir.phases import marks_of
 from autopar.ir.primitives import ALIASES

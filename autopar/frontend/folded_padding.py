@@ -3,6 +3,7 @@
 A convolution without padding of a padded array, and the crop of a convolution, have dims of sizes that devices seldom
 divide (66 rows around 64). As one operator with padding of its own all dims are those of the images, and a split of
 space goes through it. `fold_padding` is called with the operators of a graph that is complete. Values stay the same.
+`Folding`, the walk, also serves `autopar.frontend.bordered`, whose padding is made of the array itself.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from typing import Any, TypeAlias
 
 from autopar._compat.jaxprs import plain_params
 from autopar.frontend.attrs import attrs_of
-from autopar.frontend.folding import Folding
 from autopar.ir import Operand, Operator, Value
 
+Params: TypeAlias = Mapping[str, Any]
 #: By dim: positions before, behind and between elements, as `jax.lax.pad` takes them; negative ones are cut off.
 _Config: TypeAlias = tuple[tuple[int, int, int], ...]
 #: By dim: elements that are cut off before and behind, and the step from one that is kept to the next.
@@ -31,6 +32,34 @@ _NEUTRAL: Mapping[str, float] = {
     "reduce_window_max": -math.inf,
     "reduce_window_min": math.inf,
 }
+
+
+class Folding:
+    """One walk.
+
+    Args:
+        operators: of a graph, in running order.
+        params_of: jax's parameters of an operator by its id.
+        fixed: the value of an operand that depends on no input, else None.
+    """
+
+    def __init__(
+        self, operators: Sequence[Operator], params_of: Callable[[str], Params], fixed: Callable[[Operand], Any]
+    ) -> None:
+        self.operators = list(operators)
+        self.params_of, self.fixed = params_of, fixed
+        self.names: dict[str, str] = {}
+
+    def renamed(self, operands: Sequence[Operand]) -> tuple[Operand, ...]:
+        """Operands under the names that their values have now."""
+        return tuple(self.names.get(o, o) if isinstance(o, str) else o for o in operands)
+
+    def taken_up(self, n: int) -> Operator:
+        """The operator at a place, which reads values under the names that they have now."""
+        op = self.operators[n]
+        if any(o in self.names for o in op.reads):
+            op = self.operators[n] = replace(op, operands=self.renamed(op.operands))
+        return op
 
 
 def fold_padding(
@@ -51,13 +80,13 @@ def fold_padding(
     """
     if all(op.primitive not in _NEUTRAL for op in operators):
         return operators, returned, {}
-    folding = _Folding(operators, returned, params_of, fixed)
+    folding = _PaddingWalk(operators, returned, params_of, fixed)
     for n in range(len(operators)):
         folding.visit(n)
     return folding.operators, folding.renamed(returned), folding.params
 
 
-class _Folding(Folding):
+class _PaddingWalk(Folding):
     """One walk over the operators of a graph."""
 
     def __init__(

@@ -1,22 +1,31 @@
-"""Collectives of ``jax.lax`` as computations on the pieces of all devices at once.
+"""Collectives of ``jax.lax`` inside manual regions, as computations on the pieces of all devices at once.
 
 The pieces of a value lie in one array with a leading dim for each mesh axis that the collective goes over.
+`collective_of` reads an equation, and `collective` applies a `ManualCollective` on one device's piece. Under a
+`jax.vmap` with an axis's name an operand of that primitive gets a leading dim for the axis. When it has one for each
+axis of the collective, the pieces of all devices are there, and what is left are ordinary operators.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, final
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend.core import Primitive
+
+from autopar._compat.primitives import def_named_batching
 
 _REDUCE: MappingProxyType[str, Callable[..., Any]] = MappingProxyType({"max": jnp.max, "min": jnp.min})
+Params = Mapping[str, Any]
+Common = tuple[tuple[str, ...], tuple[int, ...], "tuple[tuple[int, ...], ...] | None"]
 
 
 @dataclass(frozen=True)
@@ -203,3 +212,132 @@ def _merged(array: Any, dim: int) -> Any:
     """``dim`` and the one after it as one dim."""
     shape = array.shape
     return lax.reshape(array, (*shape[:dim], shape[dim] * shape[dim + 1], *shape[dim + 2 :]))
+
+
+def _reduce(op: str) -> Callable[[Params, Common], ManualCollective]:
+    return lambda params, common: Reduce(*common, op)
+
+
+def _gather(params: Params, common: Common) -> ManualCollective:
+    return Gather(*common, params["all_gather_dimension"], not params["tiled"])
+
+
+def _scatter(params: Params, common: Common) -> ManualCollective:
+    return ReduceScatter(*common, params["scatter_dimension"], not params["tiled"])
+
+
+def _all_to_all(params: Params, common: Common) -> ManualCollective:
+    return AllToAll(*common, params["split_axis"], params["concat_axis"])
+
+
+def _permute(params: Params, common: Common) -> ManualCollective:
+    return ManualPermute(*common, tuple((int(a), int(b)) for a, b in params["perm"]))
+
+
+def _broadcast(params: Params, common: Common) -> ManualCollective:
+    return Broadcast(*common, int(params["source"]))
+
+
+def _index(params: Params, common: Common) -> ManualCollective:
+    return Index(*common)
+
+
+COLLECTIVES: Mapping[str, Callable[[Params, Common], ManualCollective]] = MappingProxyType(
+    {
+        "all_gather": _gather,
+        "all_gather_invariant": _gather,
+        "all_to_all": _all_to_all,
+        "axis_index": _index,
+        "pbroadcast": _broadcast,
+        "pmax": _reduce("max"),
+        "pmin": _reduce("min"),
+        "ppermute": _permute,
+        "psum": _reduce("sum"),
+        "psum_invariant": _reduce("sum"),
+        "reduce_scatter": _scatter,
+    }
+)
+
+
+def collective_of(primitive: str, params: Params, sizes: Mapping[str, int]) -> tuple[ManualCollective, tuple[int, ...]]:
+    """The collective that an equation is, and the dims of its operands that it goes over too.
+
+    Args:
+        primitive: name, one of `COLLECTIVES`.
+        params: of the equation.
+        sizes: of the mesh axes by name.
+    """
+    named = params["axes"] if "axes" in params else params["axis_name"]
+    named = tuple(named) if isinstance(named, tuple | list) else (named,)
+    axes = tuple(a for a in named if not isinstance(a, int))
+    groups = params.get("axis_index_groups")
+    listed = None if groups is None else tuple(tuple(int(i) for i in g) for g in groups)
+    common = (axes, tuple(sizes[a] for a in axes), listed)
+    return COLLECTIVES[primitive](params, common), tuple(a for a in named if isinstance(a, int))
+
+
+def collective(x: Any, what: ManualCollective) -> Any:
+    """The result of ``what`` on this device's piece ``x``.
+
+    Args:
+        x: an array, inside a `jax.vmap` with ``axis_name`` for each axis.
+        what: the collective.
+    """
+    apply: Any = collective_p.bind
+    return apply(x, what=what, leading=()) if what.axes else x
+
+
+def _evaluated(x: Any, what: ManualCollective, leading: Sequence[str]) -> Any:
+    """The result where ``x`` has a leading dim for each name in ``leading``: axes of ``what``, all of them, and others.
+
+    The result has those dims in the same order, without the axes if it does not vary.
+    """
+    others = [n for n in leading if n not in what.axes]
+    first = [*what.axes, *others]
+    x = jnp.moveaxis(x, [leading.index(n) for n in first], range(len(first)))
+    count = len(what.axes)
+    function = what.apply
+    for _ in others:
+        function = jax.vmap(function, count, count if what.varies else 0)
+    output = function(x)
+    kept = [n for n in leading if what.varies or n not in what.axes]
+    have = [n for n in first if n in kept]
+    return jnp.moveaxis(output, [have.index(n) for n in kept], range(len(kept)))
+
+
+def _type(x: Any, *, what: ManualCollective, leading: tuple[str, ...]) -> Any:
+    missing = [(a, n) for a, n in zip(what.axes, what.sizes, strict=True) if a not in leading]
+    full = jax.ShapeDtypeStruct((*(n for _, n in missing), *x.shape), x.dtype)
+    output = jax.eval_shape(lambda v: _evaluated(v, what, (*(a for a, _ in missing), *leading)), full)
+    shape = output.shape[len(missing) if what.varies else 0 :]
+    return jax.core.ShapedArray(shape, output.dtype)
+
+
+def _batched(
+    axis: str, size: int, operands: Sequence[Any], dims: Sequence[int | None], params: dict[str, Any]
+) -> tuple[Any, int | None]:
+    (x,), (dim,), what, leading = operands, dims, params["what"], params["leading"]
+    ours = axis in what.axes
+    if dim is None and not ours:
+        return collective_p.bind(x, what=what, leading=leading), None
+    if dim is None and isinstance(what, Broadcast) and what.axes == (axis,):
+        return x, None  # all have the same already
+    x = jnp.broadcast_to(x, (size, *x.shape)) if dim is None else jnp.moveaxis(x, dim, 0)
+    # A vmap inside the region may have no name, or one that several have.
+    name = axis if ours else f"#{len(leading)}"
+    leading = (name, *leading)
+    if set(what.axes) <= set(leading):
+        output = _evaluated(x, what, leading)
+    else:
+        output = collective_p.bind(x, what=what, leading=leading)
+    return output, None if ours and not what.varies else 0
+
+
+def _made() -> Primitive:
+    primitive = Primitive("mesh_collective")
+    primitive.def_abstract_eval(_type)
+    def_named_batching(primitive, _batched)
+    return primitive
+
+
+collective_p = _made()

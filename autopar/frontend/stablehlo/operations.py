@@ -1,4 +1,8 @@
-"""StableHLO operations that combine elements: products, convolutions, reductions, windows, scatter, sort."""
+"""StableHLO operations as jax's: elementwise, those that move and make arrays, those that combine elements.
+
+`ELEMENTWISE`, `SHAPES` and `CONTRACTIONS` map the name of an operation to the function that computes it from an
+`Operation` and its operands. Control flow and calls are in `autopar.frontend.stablehlo.interpret`.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from autopar.frontend.stablehlo.reader import Operation
+from autopar.frontend.stablehlo.reader import Operation, constant_of
 
+Handler = Callable[..., Any]
+_RNG = MappingProxyType({"DEFAULT": "default", "PHILOX": "philox", "THREE_FRY": "three_fry"})
 #: Runs the region of an operation on values: (region, values) -> results.
 RunRegion = Callable[[Any, Sequence[Any]], list[Any]]
 
@@ -43,6 +50,253 @@ _SCATTERS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "stablehlo.multiply": lax.scatter_mul,
         "stablehlo.maximum": lax.scatter_max,
         "stablehlo.minimum": lax.scatter_min,
+    }
+)
+
+
+def _plain(function: Callable[..., Any]) -> Handler:
+    return lambda op, *values: function(*values)
+
+
+def _round(method: Any) -> Handler:
+    return lambda op, x: lax.round(x, method)
+
+
+_COMPARE = MappingProxyType({"EQ": lax.eq, "NE": lax.ne, "GE": lax.ge, "GT": lax.gt, "LE": lax.le, "LT": lax.lt})
+
+
+def _compare(op: Operation, a: Any, b: Any) -> Any:
+    return _COMPARE[op.word("comparison_direction")](a, b)
+
+
+def _convert(op: Operation, x: Any) -> Any:
+    return lax.convert_element_type(x, op.dtypes[0])
+
+
+def _bitcast(op: Operation, x: Any) -> Any:
+    return lax.bitcast_convert_type(x, op.dtypes[0])
+
+
+def _reduce_precision(op: Operation, x: Any) -> Any:
+    return lax.reduce_precision(x, op.integer("exponent_bits"), op.integer("mantissa_bits"))
+
+
+def _clamp(op: Operation, least: Any, x: Any, most: Any) -> Any:
+    return lax.clamp(least, x, most)
+
+
+def _barrier(op: Operation, *values: Any) -> Any:
+    return list(lax.optimization_barrier(values))
+
+
+def _square(op: Operation, x: Any) -> Any:
+    return lax.mul(x, x)
+
+
+def _imaginary_or_zero(op: Operation, x: Any) -> Any:
+    return lax.imag(x) if jnp.iscomplexobj(x) else lax.full_like(x, 0)
+
+
+ELEMENTWISE: Mapping[str, Handler] = MappingProxyType(
+    {
+        "stablehlo.abs": _plain(lax.abs),
+        "stablehlo.add": _plain(lax.add),
+        "stablehlo.and": _plain(lax.bitwise_and),
+        "stablehlo.atan2": _plain(lax.atan2),
+        "stablehlo.bitcast_convert": _bitcast,
+        "stablehlo.cbrt": _plain(lax.cbrt),
+        "stablehlo.ceil": _plain(lax.ceil),
+        "stablehlo.clamp": _clamp,
+        "stablehlo.compare": _compare,
+        "stablehlo.complex": _plain(lax.complex),
+        "stablehlo.convert": _convert,
+        "stablehlo.cosine": _plain(lax.cos),
+        "stablehlo.count_leading_zeros": _plain(lax.clz),
+        "stablehlo.divide": _plain(lax.div),
+        "stablehlo.exponential": _plain(lax.exp),
+        "stablehlo.exponential_minus_one": _plain(lax.expm1),
+        "stablehlo.floor": _plain(lax.floor),
+        "stablehlo.imag": _imaginary_or_zero,
+        "stablehlo.is_finite": _plain(lax.is_finite),
+        "stablehlo.log": _plain(lax.log),
+        "stablehlo.log_plus_one": _plain(lax.log1p),
+        "stablehlo.logistic": _plain(lax.logistic),
+        "stablehlo.maximum": _plain(lax.max),
+        "stablehlo.minimum": _plain(lax.min),
+        "stablehlo.multiply": _plain(lax.mul),
+        "stablehlo.negate": _plain(lax.neg),
+        "stablehlo.not": _plain(lax.bitwise_not),
+        "stablehlo.optimization_barrier": _barrier,
+        "stablehlo.or": _plain(lax.bitwise_or),
+        "stablehlo.popcnt": _plain(lax.population_count),
+        "stablehlo.power": _plain(lax.pow),
+        "stablehlo.real": _plain(jnp.real),
+        "stablehlo.reduce_precision": _reduce_precision,
+        "stablehlo.remainder": _plain(lax.rem),
+        "stablehlo.round_nearest_afz": _round(lax.RoundingMethod.AWAY_FROM_ZERO),
+        "stablehlo.round_nearest_even": _round(lax.RoundingMethod.TO_NEAREST_EVEN),
+        "stablehlo.rsqrt": _plain(lax.rsqrt),
+        "stablehlo.select": _plain(lax.select),
+        "stablehlo.shift_left": _plain(lax.shift_left),
+        "stablehlo.shift_right_arithmetic": _plain(lax.shift_right_arithmetic),
+        "stablehlo.shift_right_logical": _plain(lax.shift_right_logical),
+        "stablehlo.sign": _plain(lax.sign),
+        "stablehlo.sine": _plain(lax.sin),
+        "stablehlo.sqrt": _plain(lax.sqrt),
+        "stablehlo.subtract": _plain(lax.sub),
+        "stablehlo.tan": _plain(lax.tan),
+        "stablehlo.tanh": _plain(lax.tanh),
+        "stablehlo.xor": _plain(lax.bitwise_xor),
+        "chlo.acos": _plain(lax.acos),
+        "chlo.acosh": _plain(lax.acosh),
+        "chlo.asin": _plain(lax.asin),
+        "chlo.asinh": _plain(lax.asinh),
+        "chlo.atan": _plain(lax.atan),
+        "chlo.atanh": _plain(lax.atanh),
+        "chlo.bessel_i1e": _plain(lax.bessel_i1e),
+        "chlo.cosh": _plain(lax.cosh),
+        "chlo.digamma": _plain(lax.digamma),
+        "chlo.erf": _plain(lax.erf),
+        "chlo.erf_inv": _plain(lax.erf_inv),
+        "chlo.erfc": _plain(lax.erfc),
+        "chlo.lgamma": _plain(lax.lgamma),
+        "chlo.next_after": _plain(lax.nextafter),
+        "chlo.sinh": _plain(lax.sinh),
+        "chlo.square": _square,
+        "chlo.tan": _plain(lax.tan),
+    }
+)
+
+
+def _broadcast(op: Operation, x: Any) -> Any:
+    return lax.broadcast_in_dim(x, op.shapes[0], op.ints("broadcast_dimensions"))
+
+
+def _constant(op: Operation) -> Any:
+    value = constant_of(op)
+    return jnp.broadcast_to(value, op.shapes[0]) if value.shape != op.shapes[0] else value
+
+
+def _concatenate(op: Operation, *values: Any) -> Any:
+    return lax.concatenate(values, op.integer("dimension"))
+
+
+def _dynamic_slice(op: Operation, x: Any, *starts: Any) -> Any:
+    return lax.dynamic_slice(x, starts, op.ints("slice_sizes"))
+
+
+def _dynamic_update_slice(op: Operation, x: Any, update: Any, *starts: Any) -> Any:
+    return lax.dynamic_update_slice(x, update, starts)
+
+
+def _gather(op: Operation, x: Any, indices: Any) -> Any:
+    n = op.numbers("dimension_numbers", "GatherDimensionNumbers")
+    moved, indices = _index_last(indices, n.index_vector_dim)
+    numbers = lax.GatherDimensionNumbers(
+        tuple(n.offset_dims),
+        tuple(n.collapsed_slice_dims),
+        tuple(n.start_index_map),
+        tuple(n.operand_batching_dims),
+        tuple(d - (d > moved) for d in n.start_indices_batching_dims),
+    )
+    return lax.gather(
+        x,
+        indices,
+        numbers,
+        tuple(op.ints("slice_sizes")),
+        indices_are_sorted=op.flag("indices_are_sorted"),
+        mode=lax.GatherScatterMode.CLIP,
+    )
+
+
+def _index_last(indices: Any, dim: int) -> tuple[int, Any]:
+    """Indices with the dim of index vectors last, as jax has them; the dim where it was."""
+    if dim == indices.ndim:
+        return dim, indices[..., None]
+    return dim, jnp.moveaxis(indices, dim, -1) if dim != indices.ndim - 1 else indices
+
+
+def _iota(op: Operation) -> Any:
+    return lax.broadcasted_iota(op.dtypes[0], op.shapes[0], op.integer("iota_dimension"))
+
+
+def _pad(op: Operation, x: Any, value: Any) -> Any:
+    low, high = op.ints("edge_padding_low"), op.ints("edge_padding_high")
+    inner = op.ints("interior_padding", [0] * len(low))
+    return lax.pad(x, value, list(zip(low, high, inner, strict=True)))
+
+
+def _reshape(op: Operation, x: Any) -> Any:
+    return lax.reshape(x, op.shapes[0])
+
+
+def _reverse(op: Operation, x: Any) -> Any:
+    return lax.rev(x, op.ints("dimensions"))
+
+
+def _rng_bits(op: Operation, state: Any) -> Any:
+    algorithm = _RNG[op.word("rng_algorithm", "DEFAULT")]
+    result = {"default": "RNG_DEFAULT", "philox": "RNG_PHILOX", "three_fry": "RNG_THREE_FRY"}[algorithm]
+    return list(
+        lax.rng_bit_generator(state, op.shapes[1], op.dtypes[1], algorithm=getattr(lax.RandomAlgorithm, result))
+    )
+
+
+def _slice(op: Operation, x: Any) -> Any:
+    strides = op.ints("strides", [1] * x.ndim)
+    return lax.slice(x, op.ints("start_indices"), op.ints("limit_indices"), None if set(strides) <= {1} else strides)
+
+
+def _transpose(op: Operation, x: Any) -> Any:
+    return lax.transpose(x, op.ints("permutation"))
+
+
+def _top_k(op: Operation, x: Any) -> Any:
+    return list(lax.top_k(x, op.integer("k")))
+
+
+def _cholesky(op: Operation, x: Any) -> Any:
+    lower = op.flag("lower")
+    result = lax.linalg.cholesky(x if lower else jnp.conj(jnp.swapaxes(x, -1, -2)), symmetrize_input=False)
+    return result if lower else jnp.conj(jnp.swapaxes(result, -1, -2))
+
+
+def _triangular_solve(op: Operation, a: Any, b: Any) -> Any:
+    turned = op.word("transpose_a", "NO_TRANSPOSE")
+    return lax.linalg.triangular_solve(
+        a,
+        b,
+        left_side=op.flag("left_side"),
+        lower=op.flag("lower"),
+        transpose_a=turned != "NO_TRANSPOSE",
+        conjugate_a=turned == "ADJOINT",
+        unit_diagonal=op.flag("unit_diagonal"),
+    )
+
+
+def _fft(op: Operation, x: Any) -> Any:
+    return lax.fft(x, getattr(jax.lax.FftType, op.word("fft_type")), tuple(op.ints("fft_length")))
+
+
+SHAPES: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {
+        "stablehlo.broadcast_in_dim": _broadcast,
+        "stablehlo.cholesky": _cholesky,
+        "stablehlo.concatenate": _concatenate,
+        "stablehlo.constant": _constant,
+        "stablehlo.dynamic_slice": _dynamic_slice,
+        "stablehlo.dynamic_update_slice": _dynamic_update_slice,
+        "stablehlo.fft": _fft,
+        "stablehlo.gather": _gather,
+        "stablehlo.iota": _iota,
+        "stablehlo.pad": _pad,
+        "stablehlo.reshape": _reshape,
+        "stablehlo.reverse": _reverse,
+        "stablehlo.rng_bit_generator": _rng_bits,
+        "stablehlo.slice": _slice,
+        "stablehlo.transpose": _transpose,
+        "stablehlo.triangular_solve": _triangular_solve,
+        "chlo.top_k": _top_k,
     }
 )
 

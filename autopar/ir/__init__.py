@@ -3,8 +3,7 @@
 from autopar.ir.fingerprint import fingerprint, structural_hash
 from autopar.ir.graph import ROLES, Attr, Graph, Input, Literal, Operand, Operator, Output, Value
 from autopar.ir.layout import Layout
-from autopar.ir.parse import GraphSyntaxError, parse_graph
-from autopar.ir.text import graph_text, operator_text
+from autopar.ir.text import GraphSyntaxError, graph_text, operator_text, parse_graph
 from autopar.ir.types import TensorType, is_float, item_bytes
 from autopar.ir.verify import GraphError, verify
 

@@ -1,13 +1,15 @@
-"""Independent branches of a graph: parts between its inputs and where they are joined that need nothing of each other.
+"""Parts of a graph that need nothing of each other: branches of a model, parameters that an optimizer treats alone.
 
-Two towers of a contrastive model, the embeddings and the perceptron of a recommender, the members of an ensemble. An
-operator joins branches where the operators that only one of its operands needs are much of the work (Unity, OSDI'22,
-and GraphPipe, ASPLOS'25, split graphs at the same places, as series and parallel parts).
+`independent_branches` finds two towers of a contrastive model, the embeddings and the perceptron of a recommender, the
+members of an ensemble. An operator joins branches where the operators that only one of its operands needs are much of
+the work (Unity, OSDI'22, and GraphPipe, ASPLOS'25, split graphs at the same places, as series and parallel parts).
+`separate_parts` divides operators that share nothing that is computed from given values. Where parts run is decided in
+`autopar.search`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -194,3 +196,45 @@ class _Flow:
             part_of.append(part)
             parts[part].append(n)
         return parts[trunk], parts[: len(roots)], parts[merge]
+
+
+def separate_parts(operators: Sequence[Operator], sources: Collection[str]) -> tuple[tuple[Operator, ...], ...]:
+    """Operators by the part that they belong to; those of a part in running order, parts by their first operator.
+
+    Two operators are of one part where one reads what the other makes of the sources, or both read the same source.
+    What reads neither a source nor what is computed from one is of no part.
+
+    Args:
+        operators: in running order.
+        sources: names of values.
+    """
+    part_of: dict[str, int] = {}
+    joined: list[int] = []
+
+    def root(part: int) -> int:
+        while joined[part] != part:
+            part = joined[part]
+        return part
+
+    reached = set(sources)
+    members = []
+    for op in operators:
+        read = [o for o in op.reads if o in reached]
+        if not read:
+            continue
+        part = len(joined)
+        joined.append(part)
+        for name in read:
+            if name in part_of:
+                other = root(part_of[name])
+                joined[max(other, part)] = min(other, part)
+                part = min(other, part)
+            part_of[name] = part
+        for v in op.results:
+            reached.add(v.name)
+            part_of[v.name] = part
+        members.append((op, part))
+    parts: dict[int, list[Operator]] = {}
+    for op, part in members:
+        parts.setdefault(root(part), []).append(op)
+    return tuple(map(tuple, parts.values()))

@@ -21,8 +21,8 @@ from autopar._compat.dtypes import jax_dtype
 from autopar.frontend import BoundGraph
 from autopar.ir import Graph, Literal, Operand, Operator
 from autopar.ir.analysis import closure, dependents, names_made, names_read
+from autopar.ir.independent import separate_parts
 from autopar.ir.layer_loops import LoopPair
-from autopar.ir.parts import separate_parts
 from autopar.ir.phases import SEGMENTS
 from autopar.ir.primitives import is_fusible
 from autopar.lower.localize.base import scalar

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from autopar.ir import Graph, Layout, Literal, Operator
 from autopar.ir.analysis import dependents, names_made, names_read
+from autopar.ir.independent import separate_parts
 from autopar.ir.loops import Scan
-from autopar.ir.parts import separate_parts
 from autopar.ir.phases import phase_of
 from autopar.ir.primitives import is_generator
 from autopar.lower.layer_loop import LayerLoop, taken_in_slices

@@ -6,8 +6,7 @@ no matrix product, nor another operator that is dear, has to be repeated (in the
 section 5; `autopar.recompute.select.cheapest_saved` has the formula).
 """
 
-from autopar.recompute.levels import LEVELS, Level
 from autopar.recompute.rewrite import Recomputed, recomputed
-from autopar.recompute.select import Phases, Selected, select
+from autopar.recompute.select import LEVELS, Level, Phases, Selected, select
 
 __all__ = ["LEVELS", "Level", "Phases", "Recomputed", "Selected", "recomputed", "select"]

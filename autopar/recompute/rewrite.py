@@ -10,8 +10,7 @@ from typing import Final
 from autopar.ir import Graph, Operand, Operator, TensorType, Value
 from autopar.ir.phases import BACKWARD, RECOMPUTED, marks_of
 from autopar.ir.primitives import is_generator
-from autopar.recompute.levels import Level
-from autopar.recompute.select import Phases, RecomputedGroup, select
+from autopar.recompute.select import Level, Phases, RecomputedGroup, select
 
 #: Part of the scopes of operators that run again, as jax calls those of `jax.checkpoint`.
 SCOPE = "rematted_computation"

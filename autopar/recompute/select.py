@@ -6,12 +6,23 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, S
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from autopar.ir import Graph, Operator
 from autopar.ir.phases import phase_of
-from autopar.ir.primitives import is_generator
-from autopar.recompute.levels import Level, stays_saved
+from autopar.ir.primitives import EXPENSIVE, is_generator
+
+Level: TypeAlias = Literal["none", "selective", "full"]
+
+#: All levels, from the one that holds the most.
+LEVELS: tuple[Level, ...] = ("none", "selective", "full")
+
+
+def stays_saved(op: Operator, level: Level) -> bool:
+    """Whether ``op`` never runs again: what it makes is held where it is needed."""
+    if op.effects or level == "none":
+        return True
+    return level == "selective" and (op.primitive in EXPENSIVE or bool(op.regions))
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ from autopar._compat.files import write_whole
 from autopar.cluster import Cluster
 from autopar.cost import CostModel
 from autopar.errors import AutoparError
-from autopar.ir.parse import GraphSyntaxError, parse_graph
-from autopar.ir.text import graph_text
+from autopar.ir.text import GraphSyntaxError, graph_text, parse_graph
 from autopar.ir.verify import verify
 from autopar.search.constraints import Constraint
 from autopar.search.job import Job

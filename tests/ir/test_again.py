@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 from autopar import Cluster
-from autopar.ir.again import left_out_again
 from autopar.ir.state_flow import StateFlow
+from autopar.recompute.run_once import run_once
 from tests.search.problems import f32, problem_of
 
 LAYERS, WIDTH, INNER = 3, 8, 24
@@ -59,15 +59,15 @@ def products(graph, keys):
 @pytest.mark.parametrize("looped", [False, True], ids=["unrolled", "looped"])
 def test_the_last_product_of_a_recomputed_layer_is_left_out(looped):
     graph = step(jax.checkpoint(layer), looped)
-    left = products(graph, left_out_again(graph))
+    left = products(graph, run_once(graph))
     assert left == [((16, INNER), (INNER, WIDTH))] * (1 if looped else LAYERS)
 
 
 @pytest.mark.parametrize("looped", [False, True], ids=["unrolled", "looped"])
 def test_nothing_is_left_out_where_nothing_is_recomputed_or_all_of_it_is_read(looped):
-    assert not left_out_again(step(layer, looped))
+    assert not run_once(step(layer, looped))
     graph = step(middle, looped)
-    assert not products(graph, left_out_again(graph))
+    assert not products(graph, run_once(graph))
 
 
 @pytest.mark.parametrize("looped", [False, True], ids=["unrolled", "looped"])

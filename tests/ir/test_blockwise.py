@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.ir.blockwise import AttentionSpec, blockwise
-from autopar.ir.blockwise.terms import EXPONENTIALS, GRADIENTS, OF_SCORES, PROBABILITIES, Terms
+from autopar.ir.blockwise.matches import EXPONENTIALS, GRADIENTS, OF_SCORES, PROBABILITIES, Terms
 from autopar.ir.verify import verify
 from tests.end_to_end.attentions import FORMS, train_step
 from tests.search.problems import f32, graph_of

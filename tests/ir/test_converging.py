@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.ir.converging import converging
 from autopar.ir.primitives import is_fusible
+from autopar.ir.readers import converging
 from tests.search.problems import f32, graph_of
 
 _OPERATORS = (

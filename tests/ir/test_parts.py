@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.ir.parts import separate_parts
+from autopar.ir.independent import separate_parts
 from tests.microbatch.running import traced
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import autopar
-from autopar.ir.products import read_by_products
+from autopar.ir.readers import read_by_products
 
 X, W, STACK = jnp.ones((8, 4)), jnp.ones((4, 4)), jnp.ones((3, 4, 4))
 

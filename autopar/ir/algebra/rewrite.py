@@ -9,14 +9,18 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from autopar.ir.algebra.contractions import (
+    Cone,
     LabelledProduct,
     LabelledTensor,
     Labels,
+    Scale,
+    Term,
+    Uses,
     best_order,
     operand_labels,
     product_labels,
+    settings,
 )
-from autopar.ir.algebra.sums import Cone, Scale, Term, Uses, settings
 from autopar.ir.analysis import dependents, live, names_made
 from autopar.ir.graph import Attr, Graph, Operand, Operator, Value
 from autopar.ir.types import TensorType

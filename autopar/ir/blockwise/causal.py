@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeAlias
 
-from autopar.ir.blockwise.dims import MOVES, SAME
-from autopar.ir.blockwise.spec import labels_of
+from autopar.ir.blockwise.spec import MOVES, SAME, labels_of
 from autopar.ir.graph import Graph, Literal, Operand, Operator
 
 # What counts as a fill: no score is so low.

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autopar.ir.blockwise.dims import SAME, Labels
-from autopar.ir.blockwise.matches import AttentionCore, CoreValue, Product
-from autopar.ir.blockwise.terms import OF_SCORES, PROBABILITIES
+from autopar.ir.blockwise.matches import OF_SCORES, PROBABILITIES, AttentionCore, CoreValue, Product
+from autopar.ir.blockwise.spec import SAME, Labels
 from autopar.ir.graph import Graph, Operator
 
 _NEW = 1000

@@ -13,10 +13,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from fractions import Fraction
 
-from autopar.ir.blockwise.dims import IN_PLACE, MOVES, SAME, Labels, moved, unified
-from autopar.ir.blockwise.matches import AttentionCore, CoreValue
+from autopar.ir.blockwise.matches import EXPONENTIALS, GRADIENTS, OF_SCORES, AttentionCore, CoreValue, Terms
 from autopar.ir.blockwise.products import CoreProducts, UnmatchedError, dot_dims
-from autopar.ir.blockwise.terms import EXPONENTIALS, GRADIENTS, OF_SCORES, Terms
+from autopar.ir.blockwise.spec import IN_PLACE, MOVES, SAME, Labels, moved, unified
 from autopar.ir.graph import Graph, Literal, Operand, Operator
 from autopar.ir.primitives import is_fusible
 

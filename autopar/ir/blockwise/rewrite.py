@@ -15,10 +15,18 @@ from typing import TypeAlias
 
 from autopar.ir.analysis import live
 from autopar.ir.blockwise.causal import is_causal
-from autopar.ir.blockwise.dims import MOVES, Labels, before, is_positional
 from autopar.ir.blockwise.matches import AttentionCore
 from autopar.ir.blockwise.recognize import find
-from autopar.ir.blockwise.spec import ATTENTION, BACKWARD, AttentionSpec, labels_attr
+from autopar.ir.blockwise.spec import (
+    ATTENTION,
+    BACKWARD,
+    MOVES,
+    AttentionSpec,
+    Labels,
+    before,
+    is_positional,
+    labels_attr,
+)
 from autopar.ir.graph import Graph, Input, Operand, Operator, Output, Value
 from autopar.ir.types import TensorType
 

@@ -20,8 +20,7 @@ from autopar._compat.dtypes import jax_dtype
 from autopar.frontend import BoundGraph
 from autopar.ir import Layout, Literal
 from autopar.ir.blockwise import AttentionSpec
-from autopar.ir.blockwise.dims import Labels
-from autopar.ir.blockwise.spec import labels_of
+from autopar.ir.blockwise.spec import Labels, labels_of
 from autopar.lower.localize.base import AxisIndex, LocalContext, axis_names, run_unchanged, scalar
 from autopar.lower.localize.shape import LOCALIZERS as POSITIONS
 

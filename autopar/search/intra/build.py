@@ -21,7 +21,7 @@ import numpy as np
 
 from autopar.cluster import LogicalMesh
 from autopar.ir.primitives import wire_of
-from autopar.ir.products import read_by_products
+from autopar.ir.readers import read_by_products
 from autopar.search.intra.builder import Builder
 from autopar.search.intra.connect import add_input, add_outputs, connect
 from autopar.search.intra.draft import Array

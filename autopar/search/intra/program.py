@@ -17,9 +17,9 @@ from typing import Literal
 
 from autopar.cost.constants import Stack
 from autopar.ir import Layout, TensorType
-from autopar.ir.again import left_out_again
 from autopar.ir.phases import MICROBATCHES, RECOMPUTED, STAGE
 from autopar.ir.state_flow import StateFlow
+from autopar.recompute.run_once import run_once
 from autopar.search.intra.collectives import PricedCollective
 from autopar.search.intra.draft import SiteDraft
 from autopar.search.intra.sharding_problem import ShardingProblem
@@ -140,7 +140,7 @@ def program_costs(answer: Answer) -> Iterator[ProgramCost]:
     stack = cost.stack
     if not cost.knows_kernels:
         return
-    left = left_out_again(answer.problem.graph) if stack.runs_whole_again else frozenset()
+    left = run_once(answer.problem.graph) if stack.runs_whole_again else frozenset()
     if left:
         yield from _again(answer, left)
     if stack.gathers_again:

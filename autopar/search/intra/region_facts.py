@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from autopar.cost import CostModel
 from autopar.ir import Graph, Operator
 from autopar.ir.attention import attention_cores, on_chip_operators
-from autopar.ir.converging import converging
 from autopar.ir.phases import phase_of
 from autopar.ir.primitives import DENSE_CONTRACTIONS, is_fusible, reads_fused
+from autopar.ir.readers import converging
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ import numpy as np
 
 from autopar.cluster import LogicalMesh
 from autopar.ir import Graph, Operator
+from autopar.ir.independent import separate_parts
 from autopar.ir.loops import Scan
-from autopar.ir.parts import separate_parts
 from autopar.search.intra.builder import Builder
 from autopar.search.intra.draft import UsageDraft, ValueDraft
 

@@ -1,4 +1,4 @@
-"""`left_out_again`: operators of the forward pass that a recomputation does not run again though it could.
+"""`run_once`: operators of the forward pass that a recomputation does not run again though it could.
 
 `jax.checkpoint` and compilers run again what the backward pass reads, and nothing else: the last product of a layer,
 and what follows it there, run once. Programs that call the layer's function again run them twice.
@@ -32,7 +32,7 @@ class _Numbered:
     results: Mapping[str, int]
 
 
-def left_out_again(graph: Graph) -> frozenset[str]:
+def run_once(graph: Graph) -> frozenset[str]:
     """Keys of the operators that are in what is recomputed and run once: names of enclosing regions and their own.
 
     They read what runs again, and the backward pass does not read what they make. Operators of the two runs are paired

@@ -16,8 +16,8 @@ import jax
 from autopar._compat.devices import jax_version, local_devices, machine_name
 from autopar._compat.files import CACHE_VARIABLE, write_whole
 from autopar.cluster import Cluster, NodeGroup
+from autopar.cluster.catalog import kept_path
 from autopar.cluster.file import parse
-from autopar.cluster.kept import kept_path
 from autopar.cost.calibrated_file import Circumstances, MeasuredGroup, file_text
 from autopar.cost.calibrated_kinds import fit_kinds
 from autopar.cost.calibration import Calibration, Sample, fit

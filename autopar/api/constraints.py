@@ -9,11 +9,11 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from autopar.cluster.arrange import prime_factors
+from autopar.cluster.mesh import prime_factors
 from autopar.errors import ConstraintError
 from autopar.errors.names import near_names
 from autopar.ir import Graph, TensorType
-from autopar.plan.paths import matches, parts
+from autopar.plan.arguments import path_matches, path_parts
 from autopar.plan.text import seconds_text
 from autopar.search.constraints import FREE, SPLIT, Constraint, can_hold
 
@@ -102,12 +102,12 @@ def constraints_of(
     paths = [i.name for i in graph.inputs]
     constraints: dict[str, Constraint] = {}
     for pin in pins:
-        at = [n for n, path in enumerate(paths) if matches(pin.pattern, path)]
+        at = [n for n, path in enumerate(paths) if path_matches(pin.pattern, path)]
         if not at:
             raise ConstraintError(
                 f"constraints[{pin.pattern!r}] is the path of no array argument of {graph.name}",
                 cause="paths have the names of arguments and keys: state/params/w",
-                remedy=near_names(pin.pattern, ("/".join(parts(p)) for p in paths)) or None,
+                remedy=near_names(pin.pattern, ("/".join(path_parts(p)) for p in paths)) or None,
             )
         for n in at:
             shards = _shards(pin, paths[n], graph.inputs[n].type, devices)
@@ -125,7 +125,11 @@ def void_notes(pins: Sequence[Pin], paths: Sequence[str]) -> dict[Pin, str]:
     """
     notes = {}
     for n, pin in enumerate(pins):
-        last = [[p for p in pins[n:] if matches(p.pattern, path)][-1] for path in paths if matches(pin.pattern, path)]
+        last = [
+            [p for p in pins[n:] if path_matches(p.pattern, path)][-1]
+            for path in paths
+            if path_matches(pin.pattern, path)
+        ]
         if pin not in last:
             by = ", ".join(dict.fromkeys(p.pattern for p in last))
             why = f"later entries replace it for every array that it matches ({by})"

@@ -19,13 +19,13 @@ from autopar.api.constraints import Pin
 from autopar.api.options import ParallelOptions
 from autopar.api.shared_state import SharedState, placed_as
 from autopar.cluster import Cluster
-from autopar.cluster.arrange import prime_factors
+from autopar.cluster.mesh import prime_factors
 from autopar.errors import ConstraintError
 from autopar.frontend import CallSignature, Traced
 from autopar.frontend.attrs import shards
 from autopar.ir import Graph, Input, Layout
 from autopar.plan import Plan
-from autopar.plan.paths import matches
+from autopar.plan.arguments import path_matches
 from autopar.search.constraints import Constraint, can_hold
 
 
@@ -52,7 +52,7 @@ class CurrentPlacement:
     def with_notes(self, plan: Plan, pins: Sequence[Pin]) -> Plan:
         """``plan`` with a note for each input that its type splits, but for those that ``pins`` say otherwise of."""
         said = [(p, "kept") for p in self.typed] + [(p, "not kept: no mesh splits it so") for p in self.lost]
-        free = [(p, what) for p, what in said if not any(matches(other.pattern, p.pattern) for other in pins)]
+        free = [(p, what) for p, what in said if not any(path_matches(other.pattern, p.pattern) for other in pins)]
         notes = (f"{p.pattern} has the split {p.text} by its type: {what}" for p, what in free)
         return replace(plan, content=msgspec.structs.replace(plan.content, notes=(*plan.content.notes, *notes)))
 

@@ -20,7 +20,7 @@ from autopar.precision import Precision, Wire, mixed, with_formats
 from autopar.recompute import LEVELS
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.schedule import Schedule, get
-from autopar.schedule.sliced import check_takes_slices
+from autopar.schedule.slices import check_takes_slices
 from autopar.search import Request, strategy_named
 from autopar.search.effort import EFFORTS, with_effort
 from autopar.search.policy import SearchPolicy

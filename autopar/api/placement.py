@@ -12,7 +12,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from autopar.api.many_hosts import same_init
 from autopar.api.modules import new_modules, split_arguments
-from autopar.cluster.arrange import prime_factors
+from autopar.cluster.mesh import prime_factors
 from autopar.frontend import SignatureOptions, flatten_call
 from autopar.frontend.build import tensor_type
 from autopar.frontend.signature import NUMBERS

@@ -16,7 +16,7 @@ from autopar._compat.world import world
 from autopar.api.placement import default_placement, placement_of
 from autopar.api.without_flush import PipelineState
 from autopar.errors import CheckpointError
-from autopar.errors.missing import optional_module
+from autopar.errors.base import optional_module
 from autopar.frontend import Traced
 from autopar.plan import Plan
 from autopar.runtime.hosts.agree import Agreement

@@ -19,7 +19,7 @@ from autopar.runtime.ampnet import AmpProgram
 from autopar.runtime.leaves import fits
 from autopar.runtime.stale import StaleProgram
 from autopar.schedule import Table
-from autopar.transforms.new_state import new_state_of
+from autopar.transforms.state import new_state_of
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["state", "under_way", "calls"], meta_fields=[])

@@ -11,9 +11,9 @@ import click
 
 from autopar.cli import options
 from autopar.cli.group import Command
+from autopar.cli.options import mesh_sizes
 from autopar.cli.output import progress, write_file
 from autopar.cli.plan import chosen_cluster
-from autopar.cli.values import mesh_sizes
 from autopar.cluster import Cluster
 
 #: Devices up to which ``--compile`` makes virtual ones of the processor.

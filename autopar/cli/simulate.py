@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from autopar.cli.group import Command
+from autopar.cli.options import trace_or_picture
 from autopar.cli.output import write_file
-from autopar.cli.values import trace_or_picture
 from autopar.plan import Plan
 from autopar.simulate import simulate
 

@@ -3,8 +3,7 @@
 from autopar.cluster.catalog import available
 from autopar.cluster.cluster import Cluster
 from autopar.cluster.device import Curve, Device
-from autopar.cluster.group import LinkSpec, NodeGroup
-from autopar.cluster.measured import MeasuredCollective
+from autopar.cluster.group import LinkSpec, MeasuredCollective, NodeGroup
 from autopar.cluster.mesh import Link, LogicalMesh, Span
 
 __all__ = [

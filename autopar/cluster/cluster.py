@@ -14,14 +14,12 @@ from functools import cached_property
 from typing import Any
 
 from autopar._compat.devices import FoundDevice, local_devices
-from autopar.cluster.arrange import AXIS_NAMES, DevicePlace, arrange, distinct, mesh_shapes, places
-from autopar.cluster.catalog import available, find, read
+from autopar.cluster.catalog import Figures, available, figures_of, find, kept_group, read
 from autopar.cluster.checks import text
 from autopar.cluster.device import Device
 from autopar.cluster.file import parse, plain
 from autopar.cluster.group import NodeGroup
-from autopar.cluster.kept import Figures, figures_of, kept_group
-from autopar.cluster.mesh import LogicalMesh
+from autopar.cluster.mesh import AXIS_NAMES, DevicePlace, LogicalMesh, arrange, distinct, mesh_shapes, places
 from autopar.cluster.ray_options import Devices, RayOptions, Transport
 from autopar.errors import ClusterError
 from autopar.hooks import HOOKS
@@ -270,7 +268,7 @@ class Cluster:
     def logical_meshes(self, shape: Sequence[int] | None = None) -> tuple[LogicalMesh, ...]:
         """Meshes over all devices: axes "x" (1-D) or "x", "y" (2-D), major first, the last with the nearest devices.
 
-        Links are those of `autopar.cluster.arrange`. Of two meshes that differ only in the names and order of
+        Links are those of `autopar.cluster.mesh`. Of two meshes that differ only in the names and order of
         their axes one is returned.
 
         Args:

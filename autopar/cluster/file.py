@@ -10,8 +10,7 @@ import msgspec
 
 from autopar.cluster.checks import positive, whole
 from autopar.cluster.device import Curve, Device
-from autopar.cluster.group import LinkSpec, NodeGroup
-from autopar.cluster.measured import MeasuredCollective
+from autopar.cluster.group import LinkSpec, MeasuredCollective, NodeGroup
 from autopar.errors import ClusterError
 
 # The bound is there to refuse inf; NaN fails every comparison.

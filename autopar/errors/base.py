@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from importlib import import_module
 from typing import Any, TypedDict, Unpack
 
 
@@ -206,3 +207,19 @@ class ScheduleError(AutoparError):
     def text(self) -> str:
         """The whole message, the table last."""
         return super().text() + (f"\n{self.table.rstrip()}" if self.table else "")
+
+
+def optional_module(name: str, package: str, missing: AutoparError) -> Any:
+    """A module that imports an optional package.
+
+    Args:
+        name: of the module.
+        package: top-level name of the package.
+        missing: the error where the package is not installed; without another module the import fails as it does.
+    """
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != package:
+            raise
+        raise missing from error

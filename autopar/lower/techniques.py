@@ -1,7 +1,7 @@
 """`in_form`: a step as its form says, technique by technique.
 
 The order is that of `TECHNIQUES`: each is applied to what those before it made. A new technique is a field of
-`autopar.plan.StepForm`, its name in `autopar.plan.techniques`, a file that rewrites a step, and an entry here.
+`autopar.plan.StepForm`, its name in `autopar.plan.form`, a file that rewrites a step, and an entry here.
 """
 
 from __future__ import annotations

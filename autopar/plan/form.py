@@ -1,7 +1,12 @@
-"""`StepForm`: what a step, or a stage of one, is turned into before it is sharded."""
+"""`StepForm`: what a step, or a stage of one, is turned into before it is sharded.
+
+Each technique of `TECHNIQUES` is one field of `StepForm`, in the order in which forms are told.
+`autopar.lower.techniques` has what each does to a step, `autopar.search.techniques` where each may be tried.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal as OneOf
 from typing import TypeAlias
 
@@ -9,12 +14,43 @@ from msgspec.structs import replace
 
 from autopar.errors import InfeasiblePlanError
 from autopar.plan.record import Record
-from autopar.plan.techniques import TECHNIQUES
 
 Remat: TypeAlias = OneOf["none", "selective", "full"]
 
 #: Fields of a form that say where things lie between uses; the graph does not depend on them.
 NOT_OF_GRAPH = ("host_update", "activations_offloaded", "slices_ahead")
+
+
+@dataclass(frozen=True)
+class Technique:
+    """A technique in words.
+
+    Args:
+        field: of `StepForm`. It is taken where the field has another value than by default.
+        name: in words; ``{value}`` stands for the value of the field.
+        preposition: before the name in a sentence.
+    """
+
+    field: str
+    name: str
+    preposition: str = "with"
+
+    def name_in(self, form: object) -> str:
+        """The name as a form has it; "" of a form without it."""
+        value = getattr(form, self.field)
+        return "" if value == getattr(type(form)(), self.field) else self.name.format(value=value)
+
+
+TECHNIQUES = (
+    Technique("microbatches", "{value} microbatches", "in"),
+    Technique("remat", "remat={value!r}"),
+    Technique("block_scores", "attention in blocks"),
+    Technique("host_update", "the update on hosts"),
+    Technique("layered_update", "layers updated one at a time"),
+    Technique("padded", "padding"),
+    Technique("backward_update", "layers updated in the backward loop"),
+    Technique("segment_layers", "segments of {value} layers", "in"),
+)
 
 
 class StepForm(Record, frozen=True):

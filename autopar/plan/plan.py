@@ -14,12 +14,12 @@ from autopar._compat.files import write_whole
 from autopar._compat.meshes import device_mesh, local_devices, partition_spec
 from autopar.errors import PlanMismatchError
 from autopar.ir import Layout
-from autopar.plan.again import ALTERNATIVE, MOST_OPERATORS, SearchAgain
 from autopar.plan.alternatives import TOPICS, topic_text
+from autopar.plan.arguments import axis_rules
 from autopar.plan.codec import decode, encode
 from autopar.plan.content import PlanContent
+from autopar.plan.counterfactuals import ALTERNATIVE, MOST_OPERATORS, Counterfactuals
 from autopar.plan.details import NO_DETAILS, Details
-from autopar.plan.logical import axis_rules
 from autopar.plan.pipeline import Pipeline
 from autopar.plan.text import (
     bytes_text,
@@ -96,7 +96,7 @@ class Plan:
     phases: tuple[tuple[str, float], ...] = field(default=(), compare=False)
     input_tree: Any = field(default=None, compare=False)
     details: Details = field(default=NO_DETAILS, compare=False)
-    again: SearchAgain | None = field(default=None, compare=False)
+    again: Counterfactuals | None = field(default=None, compare=False)
     incumbents: tuple[tuple[float, float], ...] = field(default=(), compare=False)
     unproven: bool = field(default=False, compare=False)
 

@@ -8,12 +8,11 @@ from collections.abc import Callable, Sequence
 
 from autopar.errors import PlanMismatchError
 from autopar.errors.names import near_names
-from autopar.plan.again import ALTERNATIVE
+from autopar.plan.arguments import input_groups, path_matches
 from autopar.plan.columns import bullets, columns, labelled, table, wrapped
 from autopar.plan.content import PlanContent
+from autopar.plan.counterfactuals import ALTERNATIVE
 from autopar.plan.details import NO_DETAILS, Details
-from autopar.plan.groups import input_groups
-from autopar.plan.paths import matches
 from autopar.plan.pipeline import ExecutionPrice, ExecutionPrices
 from autopar.plan.throughput import throughput, throughput_text
 from autopar.plan.types import Choice, Considered, InputRecord, Stage
@@ -345,7 +344,7 @@ def _explained(
         return heading + "the ten most expensive choices\n\n" + "\n\n".join(_choice_text(k, details) for k in choices)
     exact = [k for k in c.choices if what == k.name or what in k.members]
     partly = [k for k in c.choices if what in k.name or any(what in m for m in k.members)]
-    by_path = [k for k in c.choices if any(matches(what, name) for name in (k.name, *k.members))]
+    by_path = [k for k in c.choices if any(path_matches(what, name) for name in (k.name, *k.members))]
     matching = exact or partly or by_path
     if not matching:
         names = sorted({n for k in c.choices for n in (k.name, *k.members)})

@@ -19,8 +19,8 @@ from types import MappingProxyType
 from typing import Final
 
 from autopar.ir import Layout
+from autopar.plan.arguments import InputGroup, input_groups
 from autopar.plan.content import PlanContent
-from autopar.plan.groups import InputGroup, input_groups
 from autopar.plan.types import AxisRole, AxisUse, InputRecord, Stage, dtype_and_shape
 
 # Tables that are named by themselves: the share of all bytes of parameters, and how many are named.

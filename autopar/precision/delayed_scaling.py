@@ -21,7 +21,7 @@ from autopar.errors import AutoparError
 from autopar.precision.eight_bits import DelayedScales, scale_for
 from autopar.precision.policy import Precision
 from autopar.precision.rewrite import results_of
-from autopar.transforms.new_state import new_state_of
+from autopar.transforms.state import new_state_of
 
 
 @jax.tree_util.register_dataclass

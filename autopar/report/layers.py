@@ -8,7 +8,7 @@ from collections import Counter
 from autopar.cluster import Cluster
 from autopar.errors import AutoparError
 from autopar.plan import PlanContent, Stage
-from autopar.plan.again import ALTERNATIVE
+from autopar.plan.counterfactuals import ALTERNATIVE
 from autopar.plan.text import bound_text, bytes_text, seconds_text
 from autopar.report.diff import with_sizes
 from autopar.report.sections import Section, ranges

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from autopar.plan import Plan, PlanContent
-from autopar.plan.again import ALTERNATIVE
 from autopar.plan.alternatives import outcome_text
+from autopar.plan.arguments import input_groups
 from autopar.plan.columns import columns, table, wrapped
+from autopar.plan.counterfactuals import ALTERNATIVE
 from autopar.plan.details import NO_DETAILS, Details, OperatorDetail
-from autopar.plan.groups import input_groups
 from autopar.plan.text import (
     AGAINST,
     ALTERNATIVE_HEADER,

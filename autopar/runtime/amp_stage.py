@@ -20,7 +20,7 @@ from autopar.runtime.interpreter import Worker
 from autopar.runtime.transport.base import ArrivalLink
 from autopar.schedule import NONE, Accumulate, Apply, Buffer, Free, Kind, Run, Stash, Task, WorkSpec
 from autopar.schedule.ampnet import AmpFlow
-from autopar.schedule.stale_flow import METRICS, SHARED, STATE
+from autopar.schedule.stale import METRICS, SHARED, STATE
 
 #: Letters of passes in the text of an order.
 LETTERS: Mapping[Kind, str] = {"forward": "F", "backward": "B"}

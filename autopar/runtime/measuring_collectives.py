@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import AxisType, Mesh
 
-from autopar.cluster.arrange import prime_factors
+from autopar.cluster.mesh import prime_factors
 from autopar.runtime.cases import AXIS, Case, Effort, looped, program
 
 #: Side of matrices between whose products there are collectives, and elements of these.

@@ -12,7 +12,7 @@ from autopar.lower.split_layers import SplitStep
 from autopar.runtime.loaded import LoadedProgram, Shardings
 from autopar.schedule import Buffer, Dataflow, Work
 from autopar.schedule.memory import WorkerMemory
-from autopar.schedule.stale_flow import METRICS, SHARED, StaleFlow
+from autopar.schedule.stale import METRICS, SHARED, StaleFlow
 
 #: What is under way is under keys of stages, but for arguments of calls that later updates read.
 ARGUMENT = "argument/"
@@ -151,7 +151,7 @@ def outputs_of_updates(
     """Outputs of the step by number: the newest state, and what else its updates return.
 
     Args:
-        dataflow: works; the update has the parts of `autopar.schedule.stale_flow`.
+        dataflow: works; the update has the parts of `autopar.schedule.stale`.
         replaces: by value that the update writes the input that it is the next of.
         array: what a stage has in a buffer.
         metrics: whether that is wanted which is no state.

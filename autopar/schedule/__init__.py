@@ -7,14 +7,11 @@
 `verify`.
 """
 
-from autopar.schedule.barrier import check_barrier
 from autopar.schedule.base import Schedule
-from autopar.schedule.build import build
+from autopar.schedule.build import build, place
 from autopar.schedule.chain import chain
-from autopar.schedule.check import check_table
+from autopar.schedule.check import check_barrier, check_dataflow, check_table
 from autopar.schedule.dataflow import Dataflow, ValueRef, ValueSpec, Work, WorkSpec, work_of
-from autopar.schedule.flow_check import check_dataflow
-from autopar.schedule.forms import parse_table, to_csv, to_json, to_text
 from autopar.schedule.instructions import (
     NONE,
     Accumulate,
@@ -38,10 +35,9 @@ from autopar.schedule.instructions import (
 from autopar.schedule.liveness import free_early
 from autopar.schedule.memory import BufferUsage, buffer_bytes, starting_buffers, transit_bytes, usage
 from autopar.schedule.offload import offload_activations
-from autopar.schedule.place import place
 from autopar.schedule.registry import ENTRY_POINTS, factory_named, get, register, schedules
-from autopar.schedule.round_robin import run_round_robin
-from autopar.schedule.table import Kind, Table, Task, marked_text, table_text
+from autopar.schedule.table import Kind, Table, Task, marked_text, run_round_robin, table_text
+from autopar.schedule.user_table import parse_table, to_csv, to_json, to_text
 from autopar.schedule.verify import Verified, verify
 
 __all__ = [

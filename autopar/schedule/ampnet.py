@@ -17,7 +17,7 @@ from typing import final
 from autopar.errors import ScheduleError
 from autopar.schedule.base import Schedule, check_counts
 from autopar.schedule.dataflow import Dataflow, Work, WorkSpec
-from autopar.schedule.rows import warm_up_row
+from autopar.schedule.one_f_one_b import warm_up_row
 from autopar.schedule.table import Table
 
 _NAME = re.compile(r"ampnet(?:-k(\d+))?(?:-u(\d+))?")
@@ -75,7 +75,7 @@ class AmpFlow:
     """Flow of AMPNet; stage s is on worker s.
 
     Args:
-        dataflow: its works; the update has the parts of `autopar.schedule.stale_flow`.
+        dataflow: its works; the update has the parts of `autopar.schedule.stale`.
         microbatches: keys of a call.
         replaces: by value that the update writes the input that it is the next of.
         most_active: keys under way at once.

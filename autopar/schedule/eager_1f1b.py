@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import final
 
 from autopar.schedule.base import Schedule, check_counts
-from autopar.schedule.rows import warm_up_row
+from autopar.schedule.one_f_one_b import warm_up_row
 from autopar.schedule.table import Table
 
 

@@ -31,7 +31,7 @@ from autopar.schedule.instructions import (
     blocked_text,
     made_by,
 )
-from autopar.schedule.round_robin import run_round_robin
+from autopar.schedule.table import run_round_robin
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from autopar.schedule.instructions import (
     Run,
     instruction_text,
 )
-from autopar.schedule.stale import Window, Windows
-from autopar.schedule.stale_flow import METRICS, SHARED, STATE, StaleFlow
+from autopar.schedule.stale import METRICS, SHARED, STATE, StaleFlow, Window, Windows
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,18 @@
-"""`Table`: what each worker computes, in order. No communication, no memory, no times."""
+"""`Table`: what each worker computes, in order. No communication, no memory, no times.
+
+`run_round_robin` takes workers in turn, each as far as it comes: everything that reads rows or instruction lists walks
+them so. As no task and no instruction chooses, what comes out does not depend on the order in which workers are taken.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, TypeVar, get_args
 
-from autopar.schedule.round_robin import run_round_robin
-
+Item = TypeVar("Item")
 #: Where a schedule splits backward, "backward" is the gradient of the inputs and "weight" that of the weights;
 #: otherwise "backward" is both.
 Kind: TypeAlias = Literal["forward", "backward", "weight"]
@@ -17,6 +20,29 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 _LETTERS: Mapping[str, str] = MappingProxyType({"forward": "F", "backward": "B", "weight": "W"})
 _KINDS: Mapping[str, Kind] = MappingProxyType({"F": "forward", "B": "backward", "W": "weight"})
+
+
+def run_round_robin(
+    lists: Sequence[Sequence[Item]], at: list[int], carry_out: Callable[[int, Item], bool]
+) -> tuple[int, ...]:
+    """Carries out items until no worker comes further.
+
+    Args:
+        lists: what each worker has to do, in order.
+        at: how many each has carried out; counted on in place, so that ``carry_out`` can tell where it is.
+        carry_out: (worker, its next item) -> whether it was carried out; False where it must wait for another worker.
+
+    Returns:
+        The workers that wait for ever; none where all lists came to their end.
+    """
+    moved = True
+    while moved:
+        moved = False
+        for worker, line in enumerate(lists):
+            while at[worker] < len(line) and carry_out(worker, line[at[worker]]):
+                at[worker] += 1
+                moved = True
+    return tuple(worker for worker, line in enumerate(lists) if at[worker] < len(line))
 
 
 @dataclass(frozen=True, order=True)
@@ -27,7 +53,7 @@ class Task:
         kind: forward, backward or weight.
         stage: the stage, from 0; stages of interleaved schedules are counted along the model, not by worker.
         microbatch: the microbatch, from 0.
-        slice: the slice of tokens of the microbatch, from 0; see `autopar.schedule.sliced`.
+        slice: the slice of tokens of the microbatch, from 0; see `autopar.schedule.slices`.
     """
 
     kind: Kind

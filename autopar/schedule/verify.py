@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autopar.errors import ScheduleError
-from autopar.schedule.check import check_table
+from autopar.schedule.check import check_dataflow, check_table
 from autopar.schedule.dataflow import Work, WorkSpec, work_of
-from autopar.schedule.flow_check import check_dataflow
 from autopar.schedule.follow import Content, Follower
 from autopar.schedule.instructions import (
     NONE,

@@ -7,7 +7,7 @@ from typing import final
 from autopar.errors import ScheduleError
 from autopar.schedule.ampnet import is_ampnet
 from autopar.schedule.base import Schedule, check_counts
-from autopar.schedule.rows import warm_up_row
+from autopar.schedule.one_f_one_b import warm_up_row
 from autopar.schedule.table import Table
 from autopar.schedule.versions import VERSION_MAPS, VersionMap
 

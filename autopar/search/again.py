@@ -10,7 +10,7 @@ import numpy as np
 
 from autopar.errors import AutoparError
 from autopar.plan import Choice, Considered, PlanContent, StepForm
-from autopar.plan.again import ALTERNATIVE
+from autopar.plan.counterfactuals import ALTERNATIVE
 from autopar.plan.text import bytes_text
 from autopar.search.intra import extract
 from autopar.search.mesh_search import MeshSearch, with_allowed
@@ -26,7 +26,7 @@ ALTERNATIVES = ("data-parallel", "zero1", "zero2", "zero3", "megatron", "fsdp-tp
 
 @dataclass(frozen=True, eq=False)
 class SearchedAgain:
-    """See `autopar.plan.again.SearchAgain`. Each question is planned once, for one stage.
+    """See `autopar.plan.counterfactuals.Counterfactuals`. Each question is planned once, for one stage.
 
     Args:
         searched: the step in one microbatch with what was asked for, and in other forms.

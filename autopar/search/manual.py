@@ -26,7 +26,7 @@ from autopar.search.restrict import AllowedResults, Restricted, restricted_plan,
 from autopar.search.stage_planning.candidate import plan_candidate
 from autopar.search.tokens import SharedMatrices, SharedTokens, check_tokens, token_dims
 from autopar.stages import cluster
-from autopar.stages.values import StageValue, StageValueKind
+from autopar.stages.parts import StageValue, StageValueKind
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from autopar.errors import InfeasiblePlanError
 from autopar.plan import Plan, StepForm
-from autopar.plan.techniques import TECHNIQUES
+from autopar.plan.form import TECHNIQUES
 from autopar.plan.types import dtype_and_shape
 from autopar.recompute import Level
 from autopar.search.outcome import Bounded

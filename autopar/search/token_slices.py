@@ -26,8 +26,7 @@ from autopar.microbatch.tokens import TokenSlicing, analyze_tokens, check_length
 from autopar.microbatch.tokens.states import TokenState
 from autopar.plan import Pipeline, PipelineTransfer, PipelineValue, PipelineWork, Plan
 from autopar.schedule import Table, build, parse_table, to_text
-from autopar.schedule.sliced import with_slices
-from autopar.schedule.slices import slice_lengths
+from autopar.schedule.slices import slice_lengths, with_slices
 from autopar.schedule.table import KINDS
 from autopar.search.policy import SchedulePolicy
 from autopar.search.problem import Problem

@@ -9,11 +9,10 @@ from types import ModuleType
 
 from autopar.plan import Plan
 from autopar.simulate.durations import Durations, equal_stages
-from autopar.simulate.engine import run
+from autopar.simulate.engine import run, steady
 from autopar.simulate.event import Event, Memory
 from autopar.simulate.passes import Route, StepModel, is_plain, step_of
 from autopar.simulate.plans import parts_of, program_of, record_of, routes_of, simulate
-from autopar.simulate.steady import steady
 from autopar.simulate.timeline import Timeline
 
 __all__ = [

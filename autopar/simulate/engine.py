@@ -1,5 +1,8 @@
 """The simulator: a discrete-event run of the instruction lists.
 
+`run` simulates one step. `steady` simulates one call of a pipeline without a flush once it is full: one period of a
+run that has no end.
+
 A worker takes its list in order. RUN and APPLY keep its compute lane busy and wait for what they read; all else takes
 no time on that lane. A transfer begins when its value is there, the worker came to the SEND, and earlier transfers
 between the same two workers are over; it overlaps with computing. RECV provides the buffer at once; who reads it waits
@@ -11,12 +14,16 @@ stops the worker until what earlier microbatches left behind is gone, so that no
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 from autopar.errors import ScheduleError
 from autopar.schedule import (
     NONE,
     Accumulate,
     Apply,
     Buffer,
+    Dataflow,
     Fetch,
     Instruction,
     Offload,
@@ -25,17 +32,25 @@ from autopar.schedule import (
     Run,
     Send,
     Stash,
+    Table,
+    Work,
     blocked_text,
     buffer_bytes,
+    build,
+    get,
     marked_text,
     run_round_robin,
     starting_buffers,
     usage,
     verify,
 )
+from autopar.schedule.versions import VersionMap
 from autopar.simulate.durations import Durations
 from autopar.simulate.event import Event
 from autopar.simulate.timeline import Timeline
+
+#: Part of a period below which a piece of an event is rounding.
+_ROUNDING = 1e-9
 
 
 def run(program: Program, durations: Durations, depth: int | None = None) -> Timeline:
@@ -162,3 +177,46 @@ class _Engine:
         for time, size in ((begins, used.during_bytes), (self.lane[worker], used.after_bytes)):
             if line[-1][1] != size:
                 line.append((time, size))
+
+
+def steady(table: Table, dataflow: Dataflow, durations: Durations) -> Timeline:
+    """A call in the steady state; intervals that cross its end are shown at its beginning.
+
+    A stage's update, with what it computes before passes, comes behind each backward pass, or of "2bw" behind that of
+    the last microbatch, here as an equal share behind each.
+
+    Args:
+        table: of a schedule without a flush.
+        dataflow: its works.
+        durations: seconds of works and transfers.
+    """
+    stages, m = table.num_stages, table.num_microbatches
+    fill = 2 * stages
+    program = build(get(table.name).table(stages, fill + m + 2 * stages), dataflow)
+    versions = VersionMap(table.name, stages, m)
+    whole = run(program, _paced(dataflow, durations, versions.update_every))
+    begins = {e.microbatch: e.start_s for e in whole.computing(0) if e.kind == "forward"}
+    start_s, period_s = begins[fill], begins[fill + m] - begins[fill]
+    inside = (e for e in whole.events if fill <= e.microbatch < fill + m)
+    events = [piece for e in inside for piece in _in_period(e, start_s, period_s, fill)]
+    return Timeline(table.num_workers, tuple(sorted(events)))
+
+
+def _paced(dataflow: Dataflow, durations: Durations, every: int) -> Durations:
+    """Updates as a part of backward passes."""
+    work_s = dict(durations.work_s)
+    for spec in dataflow.works:
+        if spec.work.kind in ("update", "before"):
+            backward = Work("backward", spec.work.stage)
+            work_s[backward] = work_s.get(backward, 0.0) + durations.of_work(spec.work) / every
+            work_s[spec.work] = 0.0
+    return replace(durations, work_s=work_s)
+
+
+def _in_period(event: Event, start_s: float, period_s: float, first: int) -> Iterator[Event]:
+    """An event in the period, in two pieces where it crosses the end."""
+    begin = (event.start_s - start_s) % period_s
+    end = begin + event.end_s - event.start_s
+    for a, b in ((begin, min(end, period_s)), (0.0, end - period_s)):
+        if b - a > _ROUNDING * period_s:
+            yield replace(event, start_s=a, end_s=b, microbatch=event.microbatch - first)

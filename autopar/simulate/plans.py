@@ -23,11 +23,10 @@ from autopar.schedule import (
 )
 from autopar.schedule.without_flush import flushes
 from autopar.simulate.durations import Durations
-from autopar.simulate.engine import run
+from autopar.simulate.engine import run, steady
 from autopar.simulate.event import Memory
 from autopar.simulate.memory import lasting_bytes, memory_of_tasks
 from autopar.simulate.passes import Route
-from autopar.simulate.steady import steady
 from autopar.simulate.timeline import Timeline
 
 

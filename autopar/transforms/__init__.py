@@ -3,7 +3,15 @@
 Each is asked for by name; "auto" chooses none. docs/transforms.md has the equations, memory and oracle of each.
 """
 
-from autopar.transforms.bounded import Clocks, Corrected, WorkerEvent, drawn_events, replay
+from autopar.transforms.asynchronous import (
+    AsynchronousRun,
+    Clocks,
+    Corrected,
+    WorkerEvent,
+    asynchronous,
+    drawn_events,
+    replay,
+)
 from autopar.transforms.corrections import Extrapolated, dc_asgd, pipemare_rate, staleness_aware_rate
 from autopar.transforms.dealt_tables import TableDeal, deal_tables
 from autopar.transforms.delayed import Correction, Delayed, DelayedState, Prediction, delayed
@@ -12,17 +20,15 @@ from autopar.transforms.encoded import encoded, packed_masks
 from autopar.transforms.formats import FORMATS, Encoded, Format, mean_over_replicas
 from autopar.transforms.interchanged import interchanged
 from autopar.transforms.loss_scaling import LossScaled, ScaledState, loss_scaled
-from autopar.transforms.narrow_mean import narrow_mean
-from autopar.transforms.narrow_parameters import narrow_parameters
+from autopar.transforms.narrow import narrow_mean, narrow_parameters
 from autopar.transforms.on_disk import OnDiskState, check_on_disk, on_disk
 from autopar.transforms.one_bit_adam import Compression, OneBitAdamState, Signs, one_bit_adam
 from autopar.transforms.optimizers import Transformation
-from autopar.transforms.parameters import Parameters
 from autopar.transforms.placed_experts import PlacedExperts, PlacedState, balanced_order, placed_experts
 from autopar.transforms.powersgd import PowerSgdState, powersgd
 from autopar.transforms.replicas import PerReplica, per_replica, per_replica_value_and_grad
 from autopar.transforms.split import Split, split
-from autopar.transforms.workers import AsynchronousRun, asynchronous
+from autopar.transforms.state import Parameters
 
 __all__ = [
     "FORMATS",

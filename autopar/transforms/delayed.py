@@ -18,9 +18,8 @@ import jax
 import jax.numpy as jnp
 
 from autopar.errors import AutoparError, TraceError
-from autopar.transforms.new_state import new_state_of
-from autopar.transforms.parameters import Parameters, parameter_leaves, replaced, taken
 from autopar.transforms.split import split
+from autopar.transforms.state import Parameters, new_state_of, parameter_leaves, replaced, taken
 
 
 class Correction(Protocol):

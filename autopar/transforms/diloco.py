@@ -21,8 +21,8 @@ import jax.numpy as jnp
 
 from autopar.errors import AutoparError
 from autopar.transforms.formats import Format, format_of
-from autopar.transforms.parameters import Parameters, leaf_paths, parameter_leaves, replaced, taken
 from autopar.transforms.replicas import first, per_replica
+from autopar.transforms.state import Parameters, leaf_paths, parameter_leaves, replaced, taken
 
 
 @jax.tree_util.register_dataclass

@@ -21,8 +21,8 @@ import jax
 import jax.numpy as jnp
 
 from autopar.errors import AutoparError, TraceError
-from autopar.transforms.new_state import new_state_of
 from autopar.transforms.split import split
+from autopar.transforms.state import new_state_of
 
 
 @jax.tree_util.register_dataclass

@@ -26,7 +26,7 @@ from autopar.errors import AutoparError, CheckpointError
 from autopar.transforms import moment_files
 from autopar.transforms.moment_files import FileLayout, file_layout
 from autopar.transforms.optimizers import Transformation
-from autopar.transforms.parameters import leaf_paths
+from autopar.transforms.state import leaf_paths
 
 _COUNTER = jax.ShapeDtypeStruct((), np.dtype(np.int32))
 

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from autopar._compat.primitives import bind
 from autopar.errors import AutoparError
 from autopar.ir.primitives import CASTS, ELEMENTWISE, PASSED_ON, REDUCTIONS
-from autopar.transforms.parameters import leaf_paths
 from autopar.transforms.split import place_of
+from autopar.transforms.state import leaf_paths
 
 
 @jax.tree_util.register_dataclass

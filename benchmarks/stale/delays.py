@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from autopar.schedule.versions import VersionMap
-from autopar.transforms.bounded import WorkerEvent, drawn_events
+from autopar.transforms.asynchronous import WorkerEvent, drawn_events
 
 #: Microbatches between two updates of pipelines that update once a batch.
 MICROBATCHES = 16

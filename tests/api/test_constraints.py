@@ -12,7 +12,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import autopar
 from autopar import ConstraintError
 from autopar.ir import Layout
-from autopar.plan.paths import matches
+from autopar.plan.arguments import path_matches
 from autopar.search.files import load_problem, save_problem
 from benchmarks.fixed_plans import toy
 from tests.api.steps import CLUSTER
@@ -60,7 +60,7 @@ UP, DOWN = "state['up']['w']", "state['down']['w']"
     ],
 )
 def test_paths(pattern, path, same):
-    assert matches(pattern, path) is same
+    assert path_matches(pattern, path) is same
 
 
 @pytest.mark.slow

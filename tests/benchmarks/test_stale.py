@@ -6,7 +6,7 @@ import optax
 import pytest
 
 from autopar.transforms import delayed
-from autopar.transforms.bounded import WorkerEvent
+from autopar.transforms.asynchronous import WorkerEvent
 from benchmarks.stale import bench
 from benchmarks.stale.delays import TECHNIQUES, followed
 from benchmarks.stale.learning import begun, learner

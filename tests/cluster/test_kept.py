@@ -17,7 +17,7 @@ import autopar
 from autopar import Cluster, ClusterError
 from autopar._compat.devices import FoundDevice, local_devices
 from autopar._compat.files import CACHE_VARIABLE
-from autopar.cluster.kept import FIGURES_VARIABLE, kept_path
+from autopar.cluster.catalog import FIGURES_VARIABLE, kept_path
 from autopar.cost.calibrated_file import MeasuredGroup, file_text
 from autopar.cost.calibration import fit
 from autopar.hooks import HOOKS

@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import autopar
 from autopar.cluster import Cluster, Device, LinkSpec, NodeGroup
 from autopar.lower.hlo import collectives
-from autopar.plan.paths import matches
+from autopar.plan.arguments import path_matches
 
 P = PartitionSpec
 LINK = LinkSpec(1e9, 1e-6)
@@ -122,7 +122,7 @@ def test_no_more_is_sent_than_by_hand(example, form):
     names = ("state", "batch")
     leaves = {f"{names[p[0].idx]}/{jax.tree_util.keystr(p[1:], simple=True, separator='/')}": leaf for p, leaf in flat}
     pins, axes = pinned(example, form, leaves)
-    specs = [[s for pattern, s in pins.items() if matches(pattern, path)][-1] for path in leaves]
+    specs = [[s for pattern, s in pins.items() if path_matches(pattern, path)][-1] for path in leaves]
 
     mesh = jax.make_mesh(tuple(axes.values()), tuple(axes))
     lie = jax.tree.unflatten(tree, [NamedSharding(mesh, s) for s in specs])

@@ -20,7 +20,7 @@ from autopar.errors import InfeasiblePlanError, MicrobatchError
 from autopar.frontend import Traced
 from autopar.lower.techniques import FIRST, TECHNIQUES
 from autopar.plan import StepForm
-from autopar.plan import techniques as named
+from autopar.plan import form as named
 from autopar.sharding.padding import candidates
 from examples import gpt
 from tests.end_to_end.compare import difference

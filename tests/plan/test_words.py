@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from autopar.plan import InputRecord, Memory, StepForm
-from autopar.plan.groups import input_groups
+from autopar.plan.arguments import input_groups
 from autopar.plan.words import plan_words
 from tests.plan.plans import small_plan
 

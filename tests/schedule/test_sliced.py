@@ -8,8 +8,7 @@ import pytest
 
 from autopar.errors import ScheduleError
 from autopar.schedule import build, check_table, get, parse_table, schedules, to_csv, to_json, to_text, verify, work_of
-from autopar.schedule.sliced import WITHOUT_SLICES, with_slices
-from autopar.schedule.slices import pass_seconds, slice_lengths
+from autopar.schedule.slices import WITHOUT_SLICES, pass_seconds, slice_lengths, with_slices
 from autopar.simulate import Durations, equal_stages, run
 from tests.schedule.chains import chain_of_slices
 from tests.schedule.test_slices import BEST_44B, GPT_44B, interpolated

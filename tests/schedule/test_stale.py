@@ -9,9 +9,8 @@ import pytest
 
 from autopar.errors import ScheduleError
 from autopar.schedule import Buffer, Dataflow, Free, Run, Stash, ValueSpec, Work, WorkerProgram, WorkSpec
-from autopar.schedule.stale import windows
+from autopar.schedule.stale import METRICS, SHARED, STATE, StaleFlow, windows
 from autopar.schedule.stale_check import audit_lists
-from autopar.schedule.stale_flow import METRICS, SHARED, STATE, StaleFlow
 from autopar.schedule.versions import VersionMap
 
 

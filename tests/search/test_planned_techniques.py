@@ -13,7 +13,7 @@ from autopar.frontend import Traced
 from autopar.lower.techniques import FIRST
 from autopar.lower.techniques import TECHNIQUES as LOWERED
 from autopar.plan import StepForm
-from autopar.plan.techniques import TECHNIQUES as NAMED
+from autopar.plan.form import TECHNIQUES as NAMED
 from autopar.search import Problem
 from autopar.search.alpa import alpa
 from autopar.search.job import Job, Request

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from autopar.errors import AutoparError
-from autopar.transforms.bounded import Clocks, WorkerEvent, drawn_events, replay
+from autopar.transforms.asynchronous import Clocks, WorkerEvent, drawn_events, replay
 from tests.transforms.oracles import stability_limit
 
 

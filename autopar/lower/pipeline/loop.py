@@ -13,7 +13,7 @@ from autopar.ir.phases import is_stage_loop, phase_of
 from autopar.ir.primitives import ALIASES, is_generator
 from autopar.lower.decisions import Sharded
 from autopar.lower.pipeline.stage_graph import StageGraph
-from autopar.stages.values import StageValue
+from autopar.stages.parts import StageValue
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from autopar.lower.pipeline.stage_program import StageProgram
 from autopar.microbatch.tokens import TokenSlices, TokenSlicing
 from autopar.schedule import ValueRef, Work
 from autopar.schedule.dataflow import RefKind
-from autopar.stages.values import StageValue
+from autopar.stages.parts import StageValue
 
 _MomentKind = typing.Literal["meeting", "update"]
 #: Kinds of what other programs made of a microbatch, or of its tokens.

@@ -42,7 +42,7 @@ from autopar.microbatch.tokens import (
     spread_of,
 )
 from autopar.schedule import ValueRef, Work
-from autopar.stages.values import StageValue
+from autopar.stages.parts import StageValue
 
 
 @dataclass(frozen=True, eq=False)

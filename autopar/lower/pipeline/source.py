@@ -28,9 +28,9 @@ from autopar.search.source import Sliced
 from autopar.sharding.padding import renamed_dims
 from autopar.solver.meter import Meter, Work
 from autopar.stages import StageMap, StageParts, assign, stage_parts
-from autopar.stages.kinds import KindTable, StageKind, first_of_kind
+from autopar.stages.isomorphic import KindTable, StageKind, first_of_kind
 from autopar.stages.layers import Layers, members_of
-from autopar.stages.values import StageValue
+from autopar.stages.parts import StageValue
 
 Item = TypeVar("Item")
 _Members = tuple[tuple[str, ...], ...]

@@ -22,9 +22,8 @@ from autopar.lower.pipeline.stage_program import StageProgram
 from autopar.lower.step import Step
 from autopar.plan import Plan
 from autopar.schedule import Dataflow, ValueRef, ValueSpec, Work, WorkSpec, build
-from autopar.schedule.stale import Windows, windows
+from autopar.schedule.stale import METRICS, SHARED, STATE, StaleFlow, Windows, windows
 from autopar.schedule.stale_check import audit_lists
-from autopar.schedule.stale_flow import METRICS, SHARED, STATE, StaleFlow
 from autopar.schedule.versions import VersionMap
 from autopar.schedule.without_flush import without_a_moment
 from autopar.stages import StageMap, stage_parts
@@ -77,7 +76,7 @@ class ApartPrograms:
 
     Args:
         cut: the step cut as its plan says.
-        programs: of all stages; the update has the parts of `autopar.schedule.stale_flow`.
+        programs: of all stages; the update has the parts of `autopar.schedule.stale`.
         dataflow: what they read and write.
         replaces: by value that an update writes the input that it is the next of.
     """

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from autopar.cluster.ray_options import RayOptions
 from autopar.errors import ClusterError
-from autopar.errors.missing import optional_module
+from autopar.errors.base import optional_module
 
 if TYPE_CHECKING:
     from autopar.runtime.ray.cluster import RayCluster

@@ -11,7 +11,7 @@ from typing import Any
 
 from autopar._compat.files import write_private
 from autopar.errors import ClusterError
-from autopar.errors.missing import optional_module
+from autopar.errors.base import optional_module
 from autopar.runtime.transport.channels import Credentials
 
 _NAME = "autopar"

@@ -15,7 +15,7 @@ from autopar.plan import PlanContent, Stage
 from autopar.schedule import Table
 from autopar.search.source import Sliced
 from autopar.simulate.memory import added_bytes, memory_of_tasks, passing_bytes
-from autopar.stages.values import StageValue
+from autopar.stages.parts import StageValue
 
 
 def received_bytes(sliced: Sliced, stage: int, devices: int) -> int:

@@ -10,8 +10,7 @@ from types import MappingProxyType
 
 from autopar.ir import Operator, TensorType, item_bytes
 from autopar.ir.blockwise import ATTENTION, BACKWARD, AttentionSpec
-from autopar.sharding.factors import Factor, Rule, RuleFunction
-from autopar.sharding.loops import FactorPlaces, rule_of
+from autopar.sharding.factors import Factor, FactorPlaces, Rule, RuleFunction, rule_of
 from autopar.sharding.ring import Travel
 
 

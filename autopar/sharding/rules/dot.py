@@ -9,9 +9,8 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from autopar.ir import Operator, TensorType, is_float, item_bytes
-from autopar.sharding.factors import Factor, Rule, RuleFunction
+from autopar.sharding.factors import Factor, FactorPlaces, Rule, RuleFunction, parallel, rule_of
 from autopar.sharding.halo import Halo
-from autopar.sharding.loops import FactorPlaces, parallel, rule_of
 from autopar.sharding.rules.elementwise import is_number
 
 _Ints: TypeAlias = tuple[int, ...]

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from autopar.ir import Operator, TensorType
-from autopar.sharding.factors import Factor, Rule, RuleFunction
-from autopar.sharding.loops import FactorPlaces, parallel, rule_of
+from autopar.sharding.factors import Factor, FactorPlaces, Rule, RuleFunction, parallel, rule_of
 from autopar.sharding.rules.elementwise import is_number
 
 #: Modes of out-of-bounds indices that the localizers reproduce.

@@ -8,9 +8,8 @@ from types import MappingProxyType
 from typing import Any
 
 from autopar.ir import Operator, TensorType
-from autopar.sharding.factors import Factor, Rule, RuleFunction
+from autopar.sharding.factors import Factor, FactorPlaces, Rule, RuleFunction, parallel, rule_of
 from autopar.sharding.halo import Halo
-from autopar.sharding.loops import FactorPlaces, parallel, rule_of
 from autopar.sharding.rules.elementwise import is_number
 
 

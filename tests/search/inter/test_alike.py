@@ -21,7 +21,7 @@ from autopar.search.outcome import Bounded
 from autopar.search.problem_data import key_without_room
 from autopar.search.stage_planning.shared import StagePlanner, renamed_content
 from autopar.search.store import Store
-from autopar.stages.kinds import KindTable
+from autopar.stages.isomorphic import KindTable
 from autopar.stages.layers import find_repeats
 from examples import mlp
 from tests.end_to_end.clusters import MIDDLE

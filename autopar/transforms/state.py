@@ -1,4 +1,8 @@
-"""Selects the parameters among the leaves of a state, as the user says."""
+"""Leaves of a step's state: which are parameters, as the user says, and the new state in what a step returns.
+
+`parameter_leaves` selects parameters, `taken` and `replaced` read and set leaves, `new_state_of` divides a result into
+state and the rest.
+"""
 
 from __future__ import annotations
 
@@ -66,3 +70,24 @@ def _name(entry: Any) -> str:
         if hasattr(entry, attribute):
             return str(getattr(entry, attribute))
     return str(entry)
+
+
+def new_state_of(state: Any, result: Any) -> tuple[Any, tuple[Any, ...] | None]:
+    """The new state in a result, and what comes behind it; None where the state is all.
+
+    Args:
+        state: what the step took.
+        result: what it returned.
+
+    Raises:
+        AutoparError: the result is neither a state like the one taken nor a tuple that begins with one.
+    """
+    like: Any = jax.tree.structure(state)
+    if jax.tree.structure(result) == like:
+        return result, None
+    if isinstance(result, tuple) and result and jax.tree.structure(result[0]) == like:
+        return result[0], result[1:]
+    raise AutoparError(
+        "the step returns neither a state like the one that it takes nor a tuple that begins with one",
+        remedy="return (state, metrics)",
+    )

@@ -1,4 +1,7 @@
-"""`SearchAgain`: what the search answers about a plan when it is asked later, for it takes planning to find."""
+"""`Counterfactuals`: answers of the search about a plan that is there: the step if one choice is ruled out.
+
+Planning finds them when they are asked for; `autopar.search` implements them, and `autopar.plan.text` shows them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ ALTERNATIVE = "alternative"
 MOST_OPERATORS = 4000
 
 
-class SearchAgain(Protocol):
+class Counterfactuals(Protocol):
     """Answers of the search that made a plan."""
 
     def alternatives(self) -> tuple[Considered, ...]:

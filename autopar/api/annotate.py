@@ -22,8 +22,8 @@ from autopar.frontend.stablehlo import StablehloModule, read_module, traced_modu
 from autopar.ir import Graph
 from autopar.lower.annotate import annotate as write
 from autopar.lower.aot import Verification, compare
+from autopar.lower.aot.collectives import GroupNames
 from autopar.lower.aot.cpu import CpuTarget
-from autopar.lower.aot.groups import GroupNames
 from autopar.lower.aot.messages import CompiledMemory, CompiledSummary
 from autopar.lower.aot.spawn import Compilation
 from autopar.lower.aot.worker import summarized

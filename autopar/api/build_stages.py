@@ -8,9 +8,8 @@ import jax
 
 from autopar._compat.devices import world_devices
 from autopar.frontend import Traced
-from autopar.lower.pipeline.ampnet import lower_ampnet
 from autopar.lower.pipeline.build import lower_pipeline
-from autopar.lower.pipeline.stale import lower_stale
+from autopar.lower.pipeline.stale import lower_ampnet, lower_stale
 from autopar.lower.split_layers import split_layers
 from autopar.plan import Plan
 from autopar.runtime.ampnet import load_ampnet

@@ -11,7 +11,7 @@ from autopar.api.options import ParallelOptions
 from autopar.cluster import Cluster
 from autopar.cost import product_flops
 from autopar.frontend import Traced
-from autopar.lower.algebra import reassociated_bound
+from autopar.lower.rewrites import reassociated_bound
 from autopar.plan import Plan
 from autopar.search.algebra import change_notes, pays
 

@@ -20,9 +20,9 @@ from autopar.ir.loops import microbatch_loops
 from autopar.ir.verify import verify
 from autopar.lower.batch_loops import parts_side_by_side
 from autopar.lower.dealt import dealt
-from autopar.lower.layered import update_in_backward, updates_by_layer
+from autopar.lower.layer_techniques import update_in_backward, updates_by_layer
 from autopar.lower.pipeline.source import TracedStages
-from autopar.lower.recompute import layer_ends
+from autopar.lower.rewrites import layer_ends
 from autopar.lower.split_layers import SplitStep, group_count, layer_count, split_layers
 from autopar.lower.techniques import FIRST, TECHNIQUES, in_form
 from autopar.microbatch import operators_between

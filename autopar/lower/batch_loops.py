@@ -24,8 +24,7 @@ from autopar.ir import Graph, Operator
 from autopar.ir.analysis import dependents
 from autopar.ir.loops import Scan
 from autopar.lower.localize.base import scalar
-from autopar.lower.microbatch.parts import Recorder, run_whole
-from autopar.lower.microbatch.retrace import retraced
+from autopar.lower.retrace import Recorder, retraced, run_whole
 from autopar.microbatch import BatchLoop, Copies, copies_by_part, loops_over_batch
 
 

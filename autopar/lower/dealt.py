@@ -23,8 +23,7 @@ from autopar.ir.loops import Scan
 from autopar.ir.phases import phase_of
 from autopar.ir.primitives import FACTORIZATIONS
 from autopar.lower.localize.base import scalar
-from autopar.lower.microbatch.parts import Recorder, run_whole
-from autopar.lower.microbatch.retrace import retraced
+from autopar.lower.retrace import Recorder, retraced, run_whole
 
 # Matrices with a smaller side are not worth the copies.
 _LEAST_SIDE = 32

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import jax.numpy as jnp
@@ -23,19 +25,57 @@ from autopar.ir import Graph, Layout, Literal, Operand, Operator, TensorType
 from autopar.ir.loops import Scan, While
 from autopar.ir.phases import RECOMPUTED, phase_of
 from autopar.ir.primitives import is_generator
-from autopar.lower.collective_barriers import CollectiveBarriers, splits_inside
+from autopar.lower.barriers import CollectiveBarriers, not_before, splits_inside
+from autopar.lower.callbacks import Callbacks
 from autopar.lower.collective_matmul import BlockProduct
-from autopar.lower.decisions import Sharded
 from autopar.lower.hosted import to_device, to_host
 from autopar.lower.in_place import behind_layer, ends_layer, numbers_in_place, scan_in_place
-from autopar.lower.localize.base import LocalContext, scalar
+from autopar.lower.localize.base import AxisIndex, LocalContext, scalar
 from autopar.lower.localize.registry import localize
-from autopar.lower.not_before import not_before
 from autopar.lower.values import ComputedValue, Held, converted_inside, rows_as_bits, taken_in_slices
 from autopar.sharding.collective_matmul import OPERANDS
+from autopar.sharding.reshard import PathTables
 from autopar.sharding.routes import Routes
 
 Env: TypeAlias = dict[str, "Held | ComputedValue"]
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """The plan's decisions, parsed: layouts of operands (None: any) and results, shared copies.
+
+    ``memory_bound`` is as in `autopar.sharding.routes.Routes`; ``index`` says which shard the interpreted one is;
+    ``around`` is entered while an operator is applied; ``recomputes`` says that something is computed again, which a
+    compiler must not merge with the first time; ``orders_collectives`` that collectives must not overlap with regions
+    that have some inside (`autopar.lower.barriers`); ``widened`` that products with a float32 result take
+    float32 operands, for XLA's CPU compiler has none of narrow ones; ``hosted`` names inputs that are in host memory
+    until they are read; ``host_results`` are, by loop, the numbers of results that are there; ``on_host`` are ids of
+    operators on hosts, ``skips_masked`` of attention that leaves scores out; ``matmuls`` says of which tensor of a
+    product blocks travel, ``in_steps`` that each message waits for a product; ``callbacks`` says how Python is called.
+    """
+
+    operands: Mapping[str, tuple[Layout | None, ...]]
+    results: Mapping[str, tuple[Layout, ...]]
+    copies: Mapping[str, Mapping[str, Layout]]
+    tables: PathTables
+    memory_bound: bool = False
+    index: AxisIndex = lax.axis_index
+    around: Callable[[Operator], AbstractContextManager[Any]] = nullcontext
+    recomputes: bool = False
+    orders_collectives: bool = False
+    widened: bool = False
+    hosted: frozenset[str] = frozenset()
+    host_results: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    on_host: frozenset[str] = frozenset()
+    skips_masked: frozenset[str] = frozenset()
+    matmuls: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    in_steps: bool = False
+    callbacks: Callbacks = field(default_factory=Callbacks)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Size of each mesh axis."""
+        return self.tables.mesh.sizes
 
 
 @dataclass

@@ -26,8 +26,7 @@ from autopar.ir.layer_loops import LoopPair
 from autopar.ir.phases import SEGMENTS
 from autopar.ir.primitives import is_fusible
 from autopar.lower.localize.base import scalar
-from autopar.lower.microbatch.parts import Recorder, run_some
-from autopar.lower.retraced_loop import RetracedLoop, read
+from autopar.lower.retrace import Recorder, RetracedLoop, read, run_some
 from autopar.lower.split_layers import run_on_shards
 from autopar.microbatch.match import Match
 

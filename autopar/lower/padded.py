@@ -26,8 +26,7 @@ from autopar.ir.loops import Scan
 from autopar.ir.phases import FORWARD, is_stage_loop
 from autopar.ir.primitives import ELEMENTWISE
 from autopar.lower.localize.base import scalar
-from autopar.lower.microbatch.parts import Recorder
-from autopar.lower.microbatch.retrace import retraced
+from autopar.lower.retrace import Recorder, retraced
 from autopar.sharding.halo import Halo
 from autopar.sharding.padding import PaddedDim, Padding, Place, enters_whole, inside, labelled, named, splits_by_loops
 

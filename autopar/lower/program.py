@@ -22,9 +22,8 @@ from autopar.errors import ClusterError
 from autopar.frontend import Traced
 from autopar.ir import Layout
 from autopar.lower.callbacks import Callbacks
-from autopar.lower.decisions import Sharded
 from autopar.lower.hosted import check_host_memory, hosted_of, sharding_of, to_host
-from autopar.lower.interpreter import Interpreter
+from autopar.lower.interpreter import Interpreter, Sharded
 from autopar.plan import Plan, PlanContent
 from autopar.search.resharding import path_tables
 from autopar.sharding.reshard import PathTables

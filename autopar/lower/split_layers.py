@@ -26,8 +26,7 @@ from autopar.ir.primitives import CASTS, is_generator, wire_of
 from autopar.lower.batch_loops import parts_side_by_side
 from autopar.lower.localize.base import LocalContext, scalar
 from autopar.lower.localize.registry import localize
-from autopar.lower.microbatch.parts import Recorder
-from autopar.lower.step import Step, step_of
+from autopar.lower.retrace import Recorder, Step, step_of
 from autopar.microbatch import AXIS, pseudo_mesh
 from autopar.microbatch.inside import zeros_of
 from autopar.microbatch.match import Match, local_match, match

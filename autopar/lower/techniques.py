@@ -13,11 +13,10 @@ from msgspec import structs
 
 from autopar.errors import InfeasiblePlanError
 from autopar.frontend import Traced
-from autopar.lower.blockwise import blockwise_bound
-from autopar.lower.layered import in_segments, updated_by_layer, updated_in_backward
+from autopar.lower.layer_techniques import in_segments, updated_by_layer, updated_in_backward
 from autopar.lower.microbatch import microbatched
 from autopar.lower.padded import padded
-from autopar.lower.recompute import recomputed_step
+from autopar.lower.rewrites import blockwise_bound, recomputed_step
 from autopar.plan import StepForm
 
 

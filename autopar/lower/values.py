@@ -13,10 +13,9 @@ from autopar.ir import Graph, Layout, Operator, TensorType
 from autopar.ir.layer_loops import of_segments
 from autopar.ir.loops import Scan
 from autopar.ir.primitives import PASSED_ON
-from autopar.lower.collective_barriers import CollectiveBarriers
+from autopar.lower.barriers import CollectiveBarriers, not_before
 from autopar.lower.hosted import to_device, to_host
 from autopar.lower.localize.base import AxisIndex
-from autopar.lower.not_before import not_before
 from autopar.lower.reshard import apply_steps
 from autopar.sharding.reshard import ReshardStep
 from autopar.sharding.routes import Routes

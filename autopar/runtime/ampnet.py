@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from autopar._compat.context import entered, trace_context
 from autopar.errors import ScheduleError
 from autopar.frontend import Traced
-from autopar.lower.pipeline.ampnet import AmpPipeline
+from autopar.lower.pipeline.stale import AmpPipeline
 from autopar.lower.split_layers import SplitStep
 from autopar.runtime.amp_stage import KINDS, LETTERS, AmpStage, run_stage
 from autopar.runtime.launches import LAUNCHES

@@ -22,9 +22,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from autopar._compat.dtypes import jax_dtype
 from autopar.errors import ScheduleError
-from autopar.lower.pipeline.donation import donated
-from autopar.lower.pipeline.ports import Port
-from autopar.lower.pipeline.stage_program import StageProgram
+from autopar.lower.pipeline.stage_program import Port, StageProgram, donated
 from autopar.runtime.executable import runnable
 from autopar.runtime.interpreter import Ready, Worker
 from autopar.runtime.transport import WorkerQueues

@@ -16,7 +16,7 @@ from autopar.ir import Layout
 from autopar.ir.phases import phase_of
 from autopar.lower.aot import parse_target
 from autopar.lower.hosted import PINNED_HOST
-from autopar.lower.layered import updated_by_layer
+from autopar.lower.layer_techniques import updated_by_layer
 from autopar.plan.words import plan_words
 from tests.end_to_end.stacked import build
 from tests.microbatch.running import run, traced

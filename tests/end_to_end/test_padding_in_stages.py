@@ -12,7 +12,7 @@ import pytest
 from autopar import Plan, parallelize
 from autopar.ir.phases import is_stage_loop
 from autopar.lower.pipeline.source import TracedStages
-from autopar.lower.step import step_of
+from autopar.lower.retrace import step_of
 from autopar.plan import StepForm
 from autopar.sharding.padding import candidates
 from autopar.stages.layers import forward_operators, members_of

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding
 
 import autopar
-from autopar.lower.microbatch.parts import Recorder, run_whole
 from autopar.lower.padded import padded
+from autopar.lower.retrace import Recorder, run_whole
 from autopar.sharding.padding import candidates, padded_size
 from tests.search.problems import toy
 

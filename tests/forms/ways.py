@@ -13,7 +13,7 @@ import autopar
 from autopar.errors import AutoparError
 from autopar.lower.microbatch import microbatched
 from autopar.lower.padded import padded
-from autopar.lower.recompute import recomputed_step
+from autopar.lower.rewrites import recomputed_step
 from autopar.sharding.padding import candidates
 from tests.end_to_end.clusters import MIDDLE
 from tests.forms.forms import arguments

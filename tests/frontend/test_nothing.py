@@ -10,7 +10,7 @@ from jax import lax
 
 import autopar
 from autopar.lower.microbatch import microbatched
-from autopar.lower.recompute import recomputed_step
+from autopar.lower.rewrites import recomputed_step
 from tests.microbatch.running import numbers, run, step_of, traced
 
 SIZE = 8

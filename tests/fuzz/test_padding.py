@@ -10,8 +10,8 @@ import pytest
 import autopar
 from autopar.errors import AutoparError
 from autopar.frontend import Traced
-from autopar.lower.microbatch.parts import Recorder, run_whole
 from autopar.lower.padded import padded
+from autopar.lower.retrace import Recorder, run_whole
 from autopar.sharding.padding import candidates
 from tests.fuzz.check import worst
 from tests.fuzz.generate import generate

@@ -18,7 +18,7 @@ from autopar.cost.compute import operator_flops
 from autopar.frontend import BoundGraph
 from autopar.ir import Graph, verify
 from autopar.ir.algebra import Change, ChangedOperator
-from autopar.lower.algebra import reassociated_bound
+from autopar.lower.rewrites import reassociated_bound
 from autopar.search.algebra import pays
 from autopar.search.policy import AlgebraPolicy
 from tests.frontend.reference import evaluate, traced

@@ -6,11 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.cost import wire_bytes
-from autopar.lower.aot.compare import join
+from autopar.lower.aot.collectives import GroupNames, groups_along, pairs_along
 from autopar.lower.aot.estimates import StepSeconds
-from autopar.lower.aot.groups import GroupNames, groups_along, pairs_along
 from autopar.lower.aot.messages import CompiledCollective, CompiledMemory
-from autopar.lower.aot.verification import Verification
+from autopar.lower.aot.verification import Verification, join
 from autopar.plan import Communication
 from autopar.plan.types import Memory
 

@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 import autopar
 from autopar.api.options import ParallelOptions
 from autopar.api.pure import PureFunction
-from autopar.lower.aot.lowered import counted_collectives
+from autopar.lower.aot.collectives import counted_collectives
 from autopar.lower.program import abstract_mesh, lower_on
 from benchmarks.clusters import bytes_cluster
 from examples import gpt, llama, mlp, moe, wide_resnet

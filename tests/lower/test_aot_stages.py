@@ -15,9 +15,9 @@ from autopar.api.options import ParallelOptions
 from autopar.api.pure import PureFunction
 from autopar.cost import wire_bytes
 from autopar.lower.aot import compare_stages, parse_target
-from autopar.lower.aot.lowered import counted_collectives
+from autopar.lower.aot.collectives import counted_collectives
 from autopar.lower.aot.messages import CompiledCollective, CompiledMemory, CompiledSummary
-from autopar.lower.aot.stages import gathered
+from autopar.lower.aot.pipeline_verification import gathered
 from autopar.lower.pipeline.build import LoweredPipeline, lower_pipeline
 from autopar.lower.pipeline.exported import prepared
 from autopar.lower.split_layers import split_layers

@@ -16,8 +16,7 @@ from autopar.ir import Graph
 from autopar.ir.layer_loops import replaced_in_place
 from autopar.ir.loops import Scan
 from autopar.ir.phases import phase_of
-from autopar.lower.layer_rows import backward_updates
-from autopar.lower.layered import update_in_backward, updated_in_backward
+from autopar.lower.layer_techniques import backward_updates, update_in_backward, updated_in_backward
 from tests.microbatch.running import run, traced
 
 OPTIMIZERS = {

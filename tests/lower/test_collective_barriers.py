@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 import autopar
-from autopar.lower.not_before import behind
+from autopar.lower.barriers import behind
 from autopar.lower.program import lower
 from tests.end_to_end.clusters import MIDDLE
 from tests.end_to_end.random_plans import random_plan

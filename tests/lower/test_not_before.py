@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from autopar.lower.not_before import not_before
+from autopar.lower.barriers import not_before
 from tests.fuzz.check import assert_program
 
 DTYPES = ("float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "complex64")

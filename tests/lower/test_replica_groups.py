@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from autopar.lower.hlo import collectives
-from autopar.lower.replica_groups import listed_groups
+from autopar.lower.hlo import collectives, listed_groups
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from autopar.ir import Graph, Operator
 from autopar.ir.layer_loops import is_segmented, loop_pairs, replaced_in_place, segment_lengths, sliced_inside
 from autopar.ir.loops import Scan
 from autopar.ir.phases import phase_of
-from autopar.lower.layered import in_segments, updated_in_backward
+from autopar.lower.layer_techniques import in_segments, updated_in_backward
 from tests.lower.test_backward_update import model
 from tests.microbatch.running import assert_same_in_microbatches, run, step_of, traced
 

@@ -37,7 +37,7 @@ def bound_again(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return traced
 
-    monkeypatch.setattr("autopar.lower.microbatch.retrace.jax.make_jaxpr", make_jaxpr)
+    monkeypatch.setattr("autopar.lower.retrace.jax.make_jaxpr", make_jaxpr)
     return names
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from autopar.frontend import SignatureOptions, flatten_call, trace
-from autopar.lower.step import step_of
+from autopar.lower.retrace import step_of
 from autopar.microbatch import analyze
 from autopar.stages import Layers, assign, stage_parts
 from autopar.stages.layers import forward_operators

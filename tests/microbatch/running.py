@@ -10,7 +10,7 @@ from autopar.ir import Literal
 from autopar.ir.verify import verify
 from autopar.lower.localize.base import scalar
 from autopar.lower.microbatch import microbatched
-from autopar.lower.microbatch.parts import Recorder, run_whole
+from autopar.lower.retrace import Recorder, run_whole
 
 
 def traced(fn, args):

@@ -12,10 +12,9 @@ from autopar._compat.dtypes import numpy_dtype
 from autopar.frontend import BoundGraph, Traced
 from autopar.ir import Input, Layout
 from autopar.ir.analysis import dependents, names_made, names_read
-from autopar.lower.microbatch.join import add_term, neutral
-from autopar.lower.microbatch.parts import Recorder, part_of, run_whole
-from autopar.lower.microbatch.retrace import retraced
+from autopar.lower.microbatch import add_term, neutral
 from autopar.lower.pipeline.sliced import bound_slice
+from autopar.lower.retrace import Recorder, part_of, retraced, run_whole
 from autopar.microbatch import AXIS
 from autopar.microbatch.tokens import (
     TokenSlices,

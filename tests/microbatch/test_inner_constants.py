@@ -10,7 +10,7 @@ from jax import lax
 
 import autopar
 from autopar.lower.padded import padded
-from autopar.lower.recompute import recomputed_step
+from autopar.lower.rewrites import recomputed_step
 from autopar.sharding.padding import candidates
 from tests.end_to_end.clusters import MIDDLE
 from tests.microbatch.running import assert_same_in_microbatches, step_of

@@ -10,7 +10,7 @@ from jax import lax
 
 from autopar.ir.phases import phase_of
 from autopar.lower.microbatch import microbatched
-from autopar.lower.recompute import recomputed_step
+from autopar.lower.rewrites import recomputed_step
 from autopar.microbatch import analyze
 from examples import gpt, llama, mlp, moe, wide_resnet
 from tests.microbatch.running import assert_same_in_microbatches, numbers, run, traced

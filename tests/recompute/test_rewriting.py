@@ -11,7 +11,7 @@ import pytest
 
 from autopar.ir.phases import phase_of
 from autopar.ir.verify import verify
-from autopar.lower.recompute import recomputed_bound
+from autopar.lower.rewrites import recomputed_bound
 from autopar.microbatch import analyze
 from autopar.recompute import LEVELS, Phases, select
 from autopar.stages.layers import cluster, forward_operators

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import autopar
-from autopar.lower.pipeline.donation import given_up
+from autopar.lower.pipeline.stage_program import given_up
 from examples import llama, mlp
 from tests.end_to_end.compare import assert_trees_same
 

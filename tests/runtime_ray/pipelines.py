@@ -21,12 +21,12 @@ from autopar.cost import CostModel
 from autopar.frontend import SignatureOptions, flatten_call, trace
 from autopar.ir import Layout
 from autopar.lower.callbacks import Callbacks
-from autopar.lower.pipeline.flow import dataflow_of
+from autopar.lower.pipeline.build import dataflow_of
 from autopar.lower.pipeline.programs import stage_programs
 from autopar.lower.pipeline.stage_graph import stage_graph
 from autopar.lower.pipeline.stage_program import StageProgram
 from autopar.lower.program import sharded
-from autopar.lower.step import step_of
+from autopar.lower.retrace import step_of
 from autopar.microbatch import analyze
 from autopar.runtime.ray import Deployment, Driver, Pipelined, RemoteArray, RemotePipeline, RunOptions
 from autopar.runtime.ray.cluster import RayCluster, Slot

@@ -1,13 +1,16 @@
 """Compiling for devices that are not here: targets, the process that compiles, what comes back."""
 
 from autopar.lower.aot.base import Target
-from autopar.lower.aot.compare import compare
-from autopar.lower.aot.pipeline_verification import PipelineVerification, compare_stages
-from autopar.lower.aot.plans import check_size, compiled_plan
+from autopar.lower.aot.pipeline_verification import (
+    PipelineVerification,
+    check_size,
+    compare_stages,
+    compile_stages,
+    compiled_plan,
+)
 from autopar.lower.aot.registry import TARGETS, parse_target, target_of
 from autopar.lower.aot.spawn import compile_for
-from autopar.lower.aot.stages import compile_stages
-from autopar.lower.aot.verification import Verification
+from autopar.lower.aot.verification import Verification, compare
 
 __all__ = [
     "TARGETS",

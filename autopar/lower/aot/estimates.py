@@ -1,4 +1,6 @@
-"""Seconds of a compiled program by group, from what its compiler says of its instructions.
+"""Seconds of a step by group of operators: as its compiler's figures say, and as its plan predicts.
+
+`estimated` reads a compiled program, `planned_seconds` a plan of one stage, in the same groups.
 
 The text of a compiled program lists instructions in the order in which they run. What computes takes as long as the
 compiler's cost model says:
@@ -25,22 +27,30 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from autopar.lower.hlo import HloCollective, as_emitted, read_collectives
-from autopar.lower.hlo_text import (
+from autopar.cluster import Cluster, LogicalMesh
+from autopar.cost import PRODUCTS, CostModel, matrices_of
+from autopar.ir import Graph, Layout, Operator, item_bytes
+from autopar.ir.loops import runs_inside
+from autopar.lower.aot.base import Target
+from autopar.lower.aot.collectives import GroupNames
+from autopar.lower.hlo import (
+    CHAIN,
     COLLECTIVES,
+    CYCLES,
+    HloCollective,
     HloModule,
     Instruction,
+    as_emitted,
     called,
+    listed_groups,
     parse_module,
+    read_collectives,
     split_operands,
     tensors_of,
 )
-from autopar.lower.replica_groups import listed_groups
+from autopar.plan import Plan
 
-_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _COSTS = re.compile(r'"reification_cost":\[(.*?)\]')
-_CHAIN = re.compile(r'\bchain_id="(\d+)"')
-_TRIPS = re.compile(r"known_trip_count\W+n\W+(\d+)")
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _PRODUCT_CALL = re.compile(r"gemm|matmul|cudnn\$conv|dot", re.IGNORECASE)
 _CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{([\d,]*)\}|ensions":\[([^\]]*)\])')
@@ -268,7 +278,7 @@ class _ComputationWalk:
         by_chain: dict[str, list[HloCollective]] = {}
         for body in self.bodies(i):
             for inner in self.module.computations[body]:
-                chain = _CHAIN.search(inner.attributes)
+                chain = CHAIN.search(inner.attributes)
                 if chain is not None and inner.opcode.removesuffix("-start") in COLLECTIVES:
                     sent = list(read_collectives(inner, self.shapes[body], self.module.devices))
                     by_chain.setdefault(chain[1], sent)
@@ -294,7 +304,7 @@ class _ComputationWalk:
 
     def said_s(self, i: Instruction, *, product: bool) -> float | None:
         """Seconds that the compiler says; None where it says none."""
-        cycles = _CYCLES.search(i.attributes)
+        cycles = CYCLES.search(i.attributes)
         if self.rates.clock_hz:
             return int(cycles[1]) / self.rates.clock_hz if cycles else 0.0
         costs = _COSTS.search(i.attributes)
@@ -341,3 +351,67 @@ def _dims(operand: str, shapes: dict[str, str]) -> tuple[int, ...]:
 
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", text)))
+
+
+def planned_seconds(plan: Plan, graph: Graph) -> StepSeconds:
+    """The seconds of a step of a plan of one stage, by group.
+
+    Args:
+        plan: the plan.
+        graph: of the function that it was made for.
+    """
+    (stage,) = plan.stages
+    cost = CostModel(Cluster.from_json(plan.content.cluster))
+    sizes, layouts = dict(stage.mesh_axes), {r.id: r for r in plan.content.operators}
+    products_s = 0.0
+    for id, op, owner, runs in _operators(graph):
+        record = layouts.get(id)
+        if op.primitive not in PRODUCTS or record is None:
+            continue
+        types = owner.operand_types(op)
+        shapes = [
+            Layout.parse(text).local_shape(t.shape, sizes) if text else t.shape
+            for text, t in zip(record.operands, types, strict=True)
+        ]
+        result = Layout.parse(record.results[0]).local_shape(op.results[0].type.shape, sizes)
+        product = matrices_of(op, shapes, result, item_bytes(types[0].dtype))
+        if product is not None:
+            products_s += runs * float(cost.product_s(product, types[0].dtype))
+    collectives_s = sum(c.seconds for c in stage.collectives)
+    exposed_s = max(0.0, stage.step_time - stage.compute_time - stage.host_time)
+    products_s = min(products_s, stage.compute_time)
+    return StepSeconds(
+        products_s, stage.compute_time - products_s, collectives_s, exposed_s, max(0.0, collectives_s - exposed_s)
+    )
+
+
+def _operators(graph: Graph, prefix: str = "", runs: float = 1.0) -> Iterator[tuple[str, Operator, Graph, float]]:
+    """Operators with those inside of regions: their ids in plans, their graph, and how often they run in a step."""
+    for op in graph.operators:
+        yield prefix + op.id, op, graph, runs
+        for name, region in op.regions:
+            yield from _operators(region, f"{prefix}{op.id}/{name}/", runs_inside(op, runs))
+
+
+def rates_of(target: Target, plan: Plan) -> Rates:
+    """Rates that price the text of a compiled program of one stage.
+
+    Args:
+        target: what was compiled for.
+        plan: of one stage: its cluster and mesh.
+    """
+    cluster = Cluster.from_json(plan.content.cluster)
+    cost, axes = CostModel(cluster), plan.stages[0].mesh_axes
+    (mesh,) = cluster.logical_meshes(tuple(n for _, n in axes))
+    names = GroupNames(axes)
+
+    def collective_s(sent: HloCollective, full_bytes: float) -> float:
+        return cost.collective_s(sent.kind, full_bytes, _along(names.of(sent.kind, sent.groups), mesh), mesh)
+
+    return Rates(target.clock_hz, lambda flops, bytes, dtype: cost.operator_s(flops, bytes, dtype), collective_s)
+
+
+def _along(name: str, mesh: LogicalMesh) -> tuple[str, ...]:
+    """Axes of a mesh by the name of groups; all axes where the groups are along none."""
+    along = tuple(name.split("+"))
+    return along if set(along) <= {a for a, _ in mesh.axes} else tuple(a for a, n in mesh.axes if n > 1)

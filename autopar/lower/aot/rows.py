@@ -32,7 +32,7 @@ class CollectiveRow:
         compiled_wire_bytes: likewise, of the compiled ones.
         instructions: instructions that the compiled ones are in, as XLA joins several in one; 0 where some were
             rewritten.
-        rewritten: what XLA did of them in another way, and how: see `autopar.lower.aot.rewrites`. These count as
+        rewritten: what XLA did of them in another way, and how: see `autopar.lower.aot.collectives`. These count as
             compiled, with the bytes that such a collective of the compiled width would send.
         operators: ids of operators that need the predicted ones, at most a few.
         scopes: jax's name stack of compiled ones, at most a few.

@@ -19,9 +19,8 @@ from autopar._compat.devices import xla_flags
 from autopar.errors import AutoparError
 from autopar.frontend import Traced
 from autopar.lower.aot.base import Target
-from autopar.lower.aot.lowered import counted_collectives
+from autopar.lower.aot.collectives import Key, counted_collectives
 from autopar.lower.aot.messages import ANSWER, PROGRAM, REQUEST, TEXT, CompiledSummary, CompileRequest, ProgramRequest
-from autopar.lower.aot.rewrites import Key
 from autopar.lower.hosted import hosted_of
 from autopar.lower.program import LoweredProgram, abstract_mesh, lower_on
 from autopar.plan import Plan

@@ -19,7 +19,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 
 from autopar._compat.meshes import partition_spec
 from autopar.lower.aot.base import Target
-from autopar.lower.aot.groups import GroupNames
+from autopar.lower.aot.collectives import GroupNames
 from autopar.lower.aot.messages import (
     ANSWER,
     PROGRAM,

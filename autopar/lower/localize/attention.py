@@ -15,10 +15,10 @@ from jax.extend.core import Primitive
 
 from autopar._compat.dtypes import jax_dtype
 from autopar.ir.blockwise import ATTENTION, BACKWARD
+from autopar.lower.barriers import not_before
 from autopar.lower.localize.attention_passes import Backward, Forward, Ring, over_blocks, wide
 from autopar.lower.localize.base import LocalContext, Localizer, axis_names
 from autopar.lower.localize.blocks import Core
-from autopar.lower.not_before import not_before
 
 
 def attention(primitive: Primitive, params: Mapping[str, Any], operands: list[Any], context: LocalContext) -> list[Any]:

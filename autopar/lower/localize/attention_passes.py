@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from autopar._compat.dtypes import jax_dtype
+from autopar.lower.barriers import not_before
 from autopar.lower.localize.blocks import Core, aligned
-from autopar.lower.not_before import not_before
 
 
 def wide(dtype: Any) -> Any:

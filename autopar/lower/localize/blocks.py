@@ -47,7 +47,7 @@ class Core:
     """An operator of attention on one device.
 
     Args:
-        params: of the operator, from `autopar.lower.blockwise`.
+        params: of the operator, from `autopar.lower.rewrites`.
         operands: local pieces.
         context: where pieces lie.
         part: number of the half of the rows that ``operands`` have, among all; None where they have all of the

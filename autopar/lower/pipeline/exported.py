@@ -16,9 +16,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from autopar._compat.dtypes import jax_dtype
 from autopar._compat.meshes import partition_spec
 from autopar.lower.hosted import placed
-from autopar.lower.pipeline.donation import donated
-from autopar.lower.pipeline.ports import Port
-from autopar.lower.pipeline.stage_program import StageProgram
+from autopar.lower.pipeline.stage_program import Port, StageProgram, donated
 from autopar.schedule import Work
 
 #: Mesh axes as (name, size), major first.
@@ -74,7 +72,7 @@ def export_program(
         program: from `stage_programs`.
         axes: sizes of the mesh axes of its stage.
         platform: jax's name of the devices that will run it: "cpu", "cuda", "tpu".
-        given_up: values that nobody uses when it has run; see `autopar.lower.pipeline.donation.given_up`.
+        given_up: values that nobody uses when it has run; see `autopar.lower.pipeline.stage_program.given_up`.
     """
     function, given = prepared(program, axes)
     code = export.export(function, platforms=[platform])(*given).serialize()

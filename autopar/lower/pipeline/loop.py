@@ -11,7 +11,7 @@ from autopar.ir.analysis import closure, dependents
 from autopar.ir.loops import Scan
 from autopar.ir.phases import is_stage_loop, phase_of
 from autopar.ir.primitives import ALIASES, is_generator
-from autopar.lower.decisions import Sharded
+from autopar.lower.interpreter import Sharded
 from autopar.lower.pipeline.stage_graph import StageGraph
 from autopar.stages.parts import StageValue
 

@@ -10,14 +10,12 @@ from typing import Any
 from autopar.frontend import BoundGraph
 from autopar.ir import Graph, Input, Layout, Literal, Operand, Operator, Output, TensorType
 from autopar.ir.primitives import is_generator
-from autopar.lower.decisions import Sharded
-from autopar.lower.interpreter import Interpreter
+from autopar.lower.interpreter import Interpreter, Sharded
 from autopar.lower.localize.base import AxisIndex, scalar
 from autopar.lower.pipeline.loop import Leaving, Loop, find_loop, layouts_of, needed_of
-from autopar.lower.pipeline.ports import Port
 from autopar.lower.pipeline.sliced import SlicedStage
 from autopar.lower.pipeline.stage_graph import StageGraph
-from autopar.lower.pipeline.stage_program import StageProgram
+from autopar.lower.pipeline.stage_program import Port, StageProgram
 from autopar.microbatch.tokens import TokenSlices, TokenSlicing
 from autopar.schedule import ValueRef, Work
 from autopar.schedule.dataflow import RefKind

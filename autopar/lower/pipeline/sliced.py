@@ -21,12 +21,10 @@ from autopar.frontend import Bound, BoundGraph
 from autopar.ir import Graph, Layout, Literal, Operand, Operator
 from autopar.ir.analysis import names_read
 from autopar.ir.primitives import is_generator
-from autopar.lower.decisions import Sharded
-from autopar.lower.interpreter import Interpreter
+from autopar.lower.interpreter import Interpreter, Sharded
 from autopar.lower.localize.base import AxisIndex, scalar
 from autopar.lower.pipeline.loop import Leaving, Loop
-from autopar.lower.pipeline.ports import Port
-from autopar.lower.pipeline.stage_program import StageProgram
+from autopar.lower.pipeline.stage_program import Port, StageProgram
 from autopar.microbatch.tokens import (
     SliceGraph,
     TokenSlices,

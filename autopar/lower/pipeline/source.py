@@ -15,13 +15,13 @@ from autopar.ir import Graph
 from autopar.ir.phases import is_stage_loop
 from autopar.ir.text import graph_digest, with_digest
 from autopar.ir.verify import verify
-from autopar.lower.blockwise import blockwise_bound
 from autopar.lower.layer_loop import with_layer_loops
-from autopar.lower.layered import loops_in_segments
+from autopar.lower.layer_techniques import loops_in_segments
 from autopar.lower.padded import run_padded
 from autopar.lower.pipeline.stage_graph import StageGraph, rewritten, run_recomputed, stage_graph, with_body
 from autopar.lower.pipeline.updated import UpdatedParts, updated_parts, with_state, with_update
-from autopar.lower.step import Step
+from autopar.lower.retrace import Step
+from autopar.lower.rewrites import blockwise_bound
 from autopar.microbatch import Microbatching, analyze, analyze_with_barrier
 from autopar.plan import StepForm
 from autopar.search.source import Sliced

@@ -25,20 +25,21 @@ from autopar.frontend.build import build_graph
 from autopar.ir import Graph, Input, Layout, Literal
 from autopar.ir.phases import FORWARD, STAGE, is_stage_loop
 from autopar.lower.localize.base import scalar
-from autopar.lower.microbatch.join import add_term, formats_of_sums, neutral, sent_in
-from autopar.lower.microbatch.parts import (
+from autopar.lower.microbatch import add_term, formats_of_sums, neutral, sent_in
+from autopar.lower.retrace import (
     Recorder,
+    RetracedLoop,
+    Step,
     concatenated,
     microbatch_function,
     part_of,
+    read,
+    retraced_bound,
     run_some,
     run_whole,
     value_layouts,
 )
-from autopar.lower.microbatch.retrace import retraced_bound
-from autopar.lower.recompute import recomputed_bound
-from autopar.lower.retraced_loop import RetracedLoop, read
-from autopar.lower.step import Step
+from autopar.lower.rewrites import recomputed_bound
 from autopar.microbatch import AXIS, Joined, Microbatching
 from autopar.recompute import Level, Phases
 from autopar.stages import StageParts

@@ -1,4 +1,8 @@
-"""A plan without a flush: its programs, what they may not do, and its instruction lists."""
+"""A plan without a flush: its programs, what they may not do, and its instruction lists.
+
+`lower_stale` is for schedules with versions of the weights, `lower_ampnet` for AMPNet, whose workers make the order
+while it runs. Both start from `apart_programs`: each stage updates for itself.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +21,11 @@ from autopar.ir.phases import phase_of
 from autopar.lower.callbacks import Callbacks
 from autopar.lower.localize.base import AxisIndex, scalar
 from autopar.lower.pipeline.build import CutPrograms, LoweredPipeline, cut_programs
-from autopar.lower.pipeline.ports import Port
-from autopar.lower.pipeline.stage_program import StageProgram
-from autopar.lower.step import Step
+from autopar.lower.pipeline.stage_program import Port, StageProgram
+from autopar.lower.retrace import Step
 from autopar.plan import Plan
 from autopar.schedule import Dataflow, ValueRef, ValueSpec, Work, WorkSpec, build
+from autopar.schedule.ampnet import AmpFlow, numbers_of
 from autopar.schedule.stale import METRICS, SHARED, STATE, StaleFlow, Windows, windows
 from autopar.schedule.stale_check import audit_lists
 from autopar.schedule.versions import VersionMap
@@ -310,3 +314,37 @@ def _adds(graph: Graph, value: ValueSpec) -> bool:
     """Whether a value is a sum of floats."""
     type = graph.types.get(value.ref.name) if value.ref is not None else None
     return value.reduce == "sum" and (type is None or (type.dtype != "bool" and type.dtype[0] in "fbc"))
+
+
+@dataclass(frozen=True, eq=False)
+class AmpPipeline:
+    """AMPNet, ready to be loaded.
+
+    Args:
+        pipeline: its plan and programs.
+        flow: what they carry out.
+    """
+
+    pipeline: LoweredPipeline
+    flow: AmpFlow
+
+
+def lower_ampnet(step: Step, plan: Plan, platform: str = "cpu") -> AmpPipeline:
+    """Programs of ``plan``, whose schedule is `autopar.schedule.ampnet.AmpNet`.
+
+    Args:
+        step: as of `autopar.lower.pipeline.build.lower_pipeline`.
+        plan: a plan with several stages.
+        platform: jax's name of the kind of devices.
+
+    Raises:
+        ScheduleError: an update takes something of other stages, or of a part of the batch what is no sum; what the
+            loss takes of the state without the batch is outside the passes.
+    """
+    _, every = numbers_of(plan.schedule, plan.num_stages)
+    apart = apart_programs(step, plan, platform, plan.num_microbatches // every)
+    flow = AmpFlow.of(plan.schedule, plan.num_stages, plan.num_microbatches, apart.dataflow, apart.replaces)
+    if every < plan.num_microbatches:
+        check_shares(step.graph, flow.dataflow, plan.schedule)
+    program = build(apart.cut.table, flow.dataflow)
+    return AmpPipeline(LoweredPipeline(plan, apart.cut.map, apart.programs, program), flow)

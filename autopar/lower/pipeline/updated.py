@@ -2,7 +2,7 @@
 
 What microbatches add up is whole behind all of them. With one, nothing is added up: the stage's loop over microbatches
 takes the update of its stacks in, as operators behind its backward pass, and from there the rewriting of a whole step
-(`autopar.lower.layered`) takes it into the backward loop over layers. New state leaves the loop in place of
+(`autopar.lower.layer_techniques`) takes it into the backward loop over layers. New state leaves the loop in place of
 gradients, and lies where the old state did.
 """
 
@@ -19,9 +19,9 @@ from autopar.ir.analysis import closure, names_made, names_read
 from autopar.ir.loops import Scan
 from autopar.ir.phases import is_stage_loop
 from autopar.lower.layer_loop import with_layer_loops
-from autopar.lower.layer_rows import backward_updates
-from autopar.lower.microbatch.parts import Recorder
+from autopar.lower.layer_techniques import backward_updates
 from autopar.lower.pipeline.stage_graph import StageGraph, with_body
+from autopar.lower.retrace import Recorder
 from autopar.microbatch import Joined, Microbatching
 from autopar.stages import StageParts
 

@@ -16,7 +16,7 @@ from autopar.frontend import Traced
 from autopar.ir.analysis import unread_inputs
 from autopar.lower.hosted import check_host_memory, hosted_of, sharding_of
 from autopar.lower.pipeline.build import LoweredPipeline
-from autopar.lower.pipeline.ports import Port
+from autopar.lower.pipeline.stage_program import Port
 from autopar.lower.program import stage_devices
 from autopar.lower.split_layers import SplitStep
 from autopar.runtime.hosts.agree import Agreement

@@ -13,8 +13,7 @@ from typing import Any
 
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from autopar.lower.pipeline.ports import Port
-from autopar.lower.pipeline.stage_program import StageProgram
+from autopar.lower.pipeline.stage_program import Port, StageProgram
 from autopar.runtime.interpreter import Worker
 from autopar.runtime.transport.permutes import ArrayMove, Exchange, InFlight, MovePrograms
 from autopar.schedule import (

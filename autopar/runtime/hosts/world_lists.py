@@ -22,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from autopar._compat.dtypes import dtype_name, jax_dtype
 from autopar.errors import AutoparError
-from autopar.lower.pipeline.ports import Port
+from autopar.lower.pipeline.stage_program import Port
 from autopar.runtime.hosts.announced import Announcement
 from autopar.runtime.hosts.arrays import copied, empty, is_global, own, spread
 from autopar.runtime.hosts.step_lists import ArrayPlace, ListMaker, StepLists, input_buffer

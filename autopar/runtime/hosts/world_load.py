@@ -18,8 +18,8 @@ from autopar.ir import Layout
 from autopar.lower.pipeline.build import LoweredPipeline
 from autopar.lower.pipeline.grid import Axes, Grid, OneProgramError, grid_of
 from autopar.lower.pipeline.one_program import OneProgram
-from autopar.lower.pipeline.ports import Port
 from autopar.lower.pipeline.rounds import BufferCopy, Key, RoundMaker, Rounds, ShardedType
+from autopar.lower.pipeline.stage_program import Port
 from autopar.lower.program import plan_tables
 from autopar.lower.split_layers import SplitStep
 from autopar.plan import Plan

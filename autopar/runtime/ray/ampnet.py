@@ -10,7 +10,7 @@ import msgspec
 
 from autopar.errors import ScheduleError
 from autopar.frontend import Traced
-from autopar.lower.pipeline.ampnet import AmpPipeline
+from autopar.lower.pipeline.stale import AmpPipeline
 from autopar.lower.split_layers import SplitStep
 from autopar.runtime.ampnet import AmpProgram
 from autopar.runtime.ray.cluster import RayCluster

@@ -11,7 +11,7 @@ from typing import Any
 from jax.sharding import AbstractMesh, AxisType
 
 from autopar.lower.pipeline.exported import Axes, mesh_of
-from autopar.lower.pipeline.ports import Port
+from autopar.lower.pipeline.stage_program import Port
 from autopar.runtime.hosts.step_lists import LaidOut, ListMaker
 from autopar.runtime.ray.messages import PlannedExchange, PlannedMove
 from autopar.runtime.ray.source import Pipelined

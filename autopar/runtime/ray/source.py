@@ -8,10 +8,8 @@ from typing import Any
 
 from autopar._compat.dtypes import jax_dtype
 from autopar.ir import Input, TensorType
-from autopar.lower.pipeline.donation import given_up_by_all
 from autopar.lower.pipeline.exported import Axes, ExportedProgram, export_program, placed_port
-from autopar.lower.pipeline.ports import Port
-from autopar.lower.pipeline.stage_program import StageProgram
+from autopar.lower.pipeline.stage_program import Port, StageProgram, given_up_by_all
 from autopar.schedule import NONE, Buffer, Program, Task, instruction_text, made_by
 from autopar.schedule.ampnet import AmpFlow
 from autopar.schedule.instructions import Instruction

@@ -12,7 +12,7 @@ from typing import Any
 
 from autopar.frontend import Traced
 from autopar.ir import Input, TensorType
-from autopar.lower.pipeline.ports import Port
+from autopar.lower.pipeline.stage_program import Port
 from autopar.lower.pipeline.stale import StalePipeline
 from autopar.lower.split_layers import SplitStep
 from autopar.runtime.ray.cluster import RayCluster

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autopar.frontend import SignatureOptions, flatten_call, trace
 from autopar.lower.pipeline.source import TracedStages
-from autopar.lower.step import step_of
+from autopar.lower.retrace import step_of
 from autopar.stages import cluster
 from autopar.stages.layers import Layers
 from examples import gpt

@@ -16,7 +16,7 @@ from autopar.api.pure import PureFunction
 from autopar.cluster import Device, LinkSpec, NodeGroup
 from autopar.cost import CostModel
 from autopar.lower.pipeline.source import TracedStages
-from autopar.lower.step import step_of
+from autopar.lower.retrace import step_of
 from autopar.search import Problem
 from autopar.search.alpa import alpa
 from autopar.search.partition.submesh import worthwhile

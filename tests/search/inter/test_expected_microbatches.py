@@ -13,7 +13,7 @@ from autopar.cluster import Cluster, Device, LinkSpec, NodeGroup
 from autopar.cost import CostModel
 from autopar.frontend import SignatureOptions, flatten_call, trace
 from autopar.lower.pipeline.source import TracedStages
-from autopar.lower.step import step_of
+from autopar.lower.retrace import step_of
 from autopar.schedule import get
 from autopar.search import Job, Problem
 from autopar.search.enumeration.search_space import microbatches_and_stages

@@ -12,8 +12,8 @@ import autopar
 from autopar.cost import CostModel, total_flops
 from autopar.frontend import SignatureOptions, flatten_call, trace
 from autopar.ir.phases import phase_of
+from autopar.lower.retrace import step_of
 from autopar.lower.split_layers import split_layers
-from autopar.lower.step import step_of
 from autopar.schedule import get
 from autopar.search import Problem
 from autopar.search.enumeration.search_space import (

@@ -15,7 +15,7 @@ from autopar.cluster import Cluster, Device, LinkSpec, NodeGroup
 from autopar.cost import CostModel
 from autopar.frontend import SignatureOptions, flatten_call, trace
 from autopar.lower.pipeline.source import TracedStages
-from autopar.lower.step import step_of
+from autopar.lower.retrace import step_of
 from autopar.search import Problem
 from autopar.search.enumeration.tiny_steps import all_slicings
 from autopar.search.partition.submesh import submeshes

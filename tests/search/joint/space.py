@@ -24,8 +24,8 @@ from autopar.frontend import SignatureOptions, Traced, flatten_call, trace
 from autopar.ir.fingerprint import fingerprint
 from autopar.lower.microbatch import microbatched
 from autopar.lower.pipeline.source import TracedStages
-from autopar.lower.recompute import recomputed_step
-from autopar.lower.step import step_of
+from autopar.lower.retrace import step_of
+from autopar.lower.rewrites import recomputed_step
 from autopar.plan import PlanContent, StepForm
 from autopar.recompute import LEVELS
 from autopar.schedule import Table, get

@@ -1,4 +1,14 @@
-"""The parts of a bound graph, run as functions while jax traces: on whole values, or on one microbatch's pieces."""
+"""Programs that are interpreted and traced again: another program with the same arguments and results.
+
+Rewritings that run operators start here. `retraced` makes a step of a function that runs the parts of another one;
+`Recorder` hands out the scopes under which operators are traced again; `run_whole` and `run_some` run operators on
+whole values, `microbatch_function` on one microbatch's pieces. `Step` is a program with the abstract values of its
+inputs.
+
+`RetracedLoop` is a loop with another body. Rewritings of loops over layers take the loop's operands apart, run its
+body, or a part of it, in trips of a new loop, and give what that makes the names of the old results. `RetracedLoop.of`
+begins; `over` makes the new loop; `trip` runs the body. What a trip reads, writes and leaves out is the rewriting's.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +22,43 @@ import jax.numpy as jnp
 from jax import lax
 
 from autopar._compat.primitives import bind
-from autopar.frontend import BoundGraph
+from autopar.frontend import Bound, BoundGraph, Traced
+from autopar.frontend.build import build_graph
+from autopar.frontend.order import order
 from autopar.frontend.retraced import Labels, may_splice, spliced
-from autopar.ir import Graph, Input, Layout, Literal, Operator, Output
+from autopar.ir import Graph, Input, Layout, Literal, Operand, Operator, Output
+from autopar.ir.analysis import closure
+from autopar.ir.loops import Scan
 from autopar.ir.phases import marks_of
 from autopar.ir.primitives import ALIASES
-from autopar.lower.decisions import Sharded
-from autopar.lower.interpreter import Interpreter
+from autopar.lower.interpreter import Interpreter, Sharded
 from autopar.lower.localize.base import scalar
 from autopar.microbatch import AXIS, Microbatching, pseudo_mesh
+from autopar.recompute.rewrite import AGAIN, SCOPE
 from autopar.sharding.reshard import PathTables
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A train step as flat arrays in and out.
+
+    Args:
+        program: its graph with what running it needs.
+        avals: shape and dtype of each input, as jax knows them.
+    """
+
+    program: BoundGraph
+    avals: tuple[Any, ...]
+
+    @property
+    def graph(self) -> Graph:
+        """The graph, without jax."""
+        return self.program.graph
+
+
+def step_of(traced: Traced) -> Step:
+    """The step of a traced function; what it closes over are inputs behind the others."""
+    return Step(traced.program, (*traced.signature.avals(), *(jax.typeof(c) for c in traced.closed_over)))
 
 
 @dataclass
@@ -204,3 +241,145 @@ def concatenated(stack: Any, dim: int) -> Any:
     """The pieces of a stack, side by side along ``dim``: what `microbatches_of` undoes."""
     moved = jnp.moveaxis(stack, 0, dim) if dim else stack
     return lax.reshape(moved, (*moved.shape[:dim], moved.shape[dim] * moved.shape[dim + 1], *moved.shape[dim + 2 :]))
+
+
+def retraced(traced: Traced, run: Callable[[dict[str, Any], Recorder], Mapping[str, Any]]) -> Traced:
+    """The step that ``run`` makes of a traced one.
+
+    Args:
+        traced: a step.
+        run: from the arrays of its inputs by name to those that its outputs name; applies operators under the marks of
+            the recorder.
+    """
+    shapes = [*traced.signature.avals(), *(jax.typeof(c) for c in traced.closed_over)]
+    program = retraced_bound(traced.program, shapes, run)
+    return replace(traced, program=replace(program, graph=order(program.graph), origins={}))
+
+
+def retraced_bound(
+    bound: BoundGraph, shapes: Sequence[Any], run: Callable[[dict[str, Any], Recorder], Mapping[str, Any]]
+) -> BoundGraph:
+    """The graph that ``run`` makes of a bound one, whose operators keep their order.
+
+    Args:
+        bound: a graph.
+        shapes: of its inputs, as jax knows them.
+        run: as of `retraced`.
+    """
+    graph, recorder = bound.graph, Recorder.behind(bound, splices=True)
+
+    def step(*arrays: Any) -> list[Any]:
+        env = run(dict(zip((i.name for i in graph.inputs), arrays, strict=True)), recorder)
+        return [
+            jnp.asarray(scalar(o.operand)) if isinstance(o.operand, Literal) else env[o.operand] for o in graph.outputs
+        ]
+
+    closed = jax.make_jaxpr(step)(*shapes)
+    inputs = [(i.name, i.role) for i in graph.inputs]
+    program = build_graph(closed, graph.name, inputs, [o.path for o in graph.outputs], recorder.labels)
+    new = program.graph
+    outputs = tuple(replace(n, updates=o.updates) for n, o in zip(new.outputs, graph.outputs, strict=True))
+    return replace(program, graph=Graph(graph.name, new.inputs, new.operators, outputs))
+
+
+@dataclass(frozen=True)
+class RetracedLoop:
+    """A loop as it is traced again.
+
+    Args:
+        op: the loop.
+        scan: its parts.
+        bound: its primitive and parameters.
+        recorder: see there.
+        consts: what each trip takes whole.
+        initial: what enters the first trip.
+        names: of the stacks that it takes in slices; "" of a literal.
+        stacks: these.
+    """
+
+    op: Operator
+    scan: Scan
+    bound: Bound
+    recorder: Recorder
+    consts: Sequence[Any]
+    initial: Sequence[Any]
+    names: Sequence[str]
+    stacks: Sequence[Any]
+
+    @staticmethod
+    def of(bound: BoundGraph, op: Operator, env: Mapping[str, Any], recorder: Recorder, mark: str = "") -> RetracedLoop:
+        """The loop ``op`` of a graph.
+
+        Args:
+            bound: the graph.
+            op: the loop.
+            env: values that it takes, by name.
+            recorder: see there.
+            mark: what the new loop is besides, see `autopar.ir.phases`; its scope says so too.
+        """
+        scan = Scan.of(op)
+        consts, initial, stacks = scan.split([scalar(o) if isinstance(o, Literal) else env[o] for o in op.operands])
+        names = [o if isinstance(o, str) else "" for o in op.operands[scan.num_whole :]]
+        if mark:
+            op = replace(op, scope=f"{op.scope}/{mark}" if op.scope else mark, marks=marks_of(op.marks, (mark,)))
+        return RetracedLoop(op, scan, bound.bounds[op.id], recorder, consts, initial, names, stacks)
+
+    @property
+    def region(self) -> BoundGraph:
+        """Its body."""
+        return self.bound.regions["body"]
+
+    @property
+    def results(self) -> tuple[list[str], list[str]]:
+        """Names of its carries and stacks."""
+        return self.scan.split_results([v.name for v in self.op.results])
+
+    def over(self, body: Any, initial: Any, xs: Any, length: int | None = None, unroll: Any = 1) -> tuple[Any, Any]:
+        """``lax.scan`` in the direction of this loop, under its marks.
+
+        Args:
+            body: of (carries, slices), gives (carries, slices of results).
+            initial: carries.
+            xs: stacks.
+            length: number of trips, where there may be no stacks.
+            unroll: trips that the compiler sees at once.
+        """
+        reverse = bool(self.bound.params["reverse"])
+        with self.recorder.around(self.op):
+            carry, ys = lax.scan(body, initial, xs, length=length, reverse=reverse, unroll=unroll)
+        return carry, ys
+
+    def values(self, carry: Sequence[Any], slices: Sequence[Any]) -> dict[str, Any]:
+        """Inputs of its body in a trip, by name."""
+        names = (i.name for i in self.region.graph.inputs)
+        return dict(zip(names, [*self.consts, *carry, *slices], strict=True))
+
+    def trip(
+        self, carry: Sequence[Any], slices: Sequence[Any], wanted: Sequence[int], *, again: bool = False
+    ) -> list[Any]:
+        """Outputs of its body, those whose numbers are ``wanted``.
+
+        Args:
+            carry: what enters a layer.
+            slices: of its stacks.
+            wanted: numbers among carries and slices of results.
+            again: whether this is the second run, in the backward pass.
+        """
+        graph = self.region.graph
+        outputs = [graph.outputs[n].operand for n in wanted]
+        operators = closure(graph.operators, outputs)
+        if again:
+            operators = [_again(o) for o in operators]
+        part = replace(self.region, graph=Graph(graph.name, graph.inputs, tuple(operators), graph.outputs))
+        values = run_whole(part, self.values(carry, slices), self.recorder)
+        return [read(o, values) for o in outputs]
+
+
+def read(operand: Operand, values: Mapping[str, Any]) -> Any:
+    """The array of an operand; a literal as one of its own."""
+    return jnp.asarray(scalar(operand)) if isinstance(operand, Literal) else values[operand]
+
+
+def _again(op: Operator) -> Operator:
+    """An operator that runs again in the backward pass."""
+    return replace(op, scope=f"{op.scope}/{SCOPE}" if op.scope else SCOPE, marks=marks_of(op.marks, AGAIN))

@@ -1,24 +1,34 @@
-"""Finds updates of stacked layers that may run a layer at a time: in loops of their own, or in the backward loop.
+"""Techniques of loops over layers: segments, updates in the backward loop, updates a layer at a time.
+
+`in_segments`, `updated_in_backward` and `updated_by_layer` are called for a step. `backward_updates` and
+`loops_of_update` find the updates of stacked layers that may run a layer at a time. Each technique is a `LayerLoop` or
+some; `autopar.lower.layer_loop` runs them. Models that scan over layers keep the parameters of all layers in one
+array, and so do the moments of an optimizer. Forward and backward pass take slices of such stacks, the update takes
+them whole. Updated a layer at a time no pass needs a stack whole on a device, and it may lie in host memory (L2L,
+Pudipeddi et al., 2020).
 
 What treats the layers of stacks independently, which the rules of its operators say, runs in trips over layers; what
 adds up over layers, as norms of all gradients, in a loop before it. A parameter of which the loop over layers makes a
 stack of gradients may be updated in that loop, if its update needs of the backward pass nothing but the slice of the
-trip. So no stack of gradients is kept (LOMO, Lv et al., 2023; L2L, Pudipeddi et al., 2020). A sum over all gradients is
-there only after the loop: what depends on it stays behind the loop.
+trip. So no stack of gradients is kept (LOMO, Lv et al., 2023). A sum over all gradients is there only after the loop:
+what depends on it stays behind the loop.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from autopar.frontend import Traced
 from autopar.ir import Graph, Layout, Literal, Operator
 from autopar.ir.analysis import dependents, names_made, names_read
 from autopar.ir.independent import separate_parts
+from autopar.ir.layer_loops import pairs_in_segments, replaced_in_place
 from autopar.ir.loops import Scan
 from autopar.ir.phases import phase_of
 from autopar.ir.primitives import is_generator
-from autopar.lower.layer_loop import LayerLoop, taken_in_slices
+from autopar.lower.layer_loop import LayerLoop, taken_in_slices, with_layer_loops
+from autopar.lower.retrace import retraced
 from autopar.lower.split_layers import layer_count
 from autopar.microbatch import pseudo_mesh
 from autopar.microbatch.base import split
@@ -27,6 +37,69 @@ from autopar.microbatch.match import Match, local_match, match
 from autopar.plan.text import bytes_text
 
 _STATE = ("parameter", "optimizer")
+
+
+def loops_in_segments(graph: Graph, layers: int) -> tuple[LayerLoop, ...]:
+    """Loops over layers in segments that the backward pass runs again; none where no pair of loops may.
+
+    Args:
+        graph: a step in one microbatch, or what a stage does for one.
+        layers: a segment; loops whose number of layers it does not divide stay as they are.
+    """
+    loops = []
+    for pair in pairs_in_segments(graph, layers):
+        op = graph.by_id[pair.backward]
+        replaced = replaced_in_place(graph, op) if layers > 1 else {}
+        written = {str(op.operands[i]): op.results[j].name for i, j in replaced.items()}
+        loops.append(LayerLoop(pair.length, pair.forward, pair, layers))
+        loops.append(LayerLoop(pair.length, pair.backward, pair, layers, written=written))
+    return tuple(loops)
+
+
+def in_segments(traced: Traced, layers: int) -> Traced:
+    """The step whose loops over layers run in segments; ``traced`` itself where none may."""
+    return _with(traced, loops_in_segments(traced.graph, layers))
+
+
+def updated_in_backward(traced: Traced) -> Traced:
+    """The step whose backward loops over layers update them; ``traced`` itself where none may."""
+    return _with(traced, backward_updates(traced.graph).loops)
+
+
+def update_in_backward(graph: Graph) -> tuple[bool, str]:
+    """Whether a step has an update that `updated_in_backward` changes, and a note on gradients that wait for it."""
+    updates = backward_updates(graph)
+    return bool(updates.loops), updates.note(graph)
+
+
+def updated_by_layer(traced: Traced) -> Traced:
+    """The step whose update of stacked layers is a loop over layers; ``traced`` itself where there is none.
+
+    The loop is behind all else, where no gradient waits: nothing reads what it makes.
+    """
+    loops = loops_of_update(traced.graph)
+    if not loops:
+        return traced
+    updated = _with(traced, loops)
+    graph, before = updated.graph, traced.graph
+    last = {
+        graph.producers[new.operand].id
+        for new, old in zip(graph.outputs, before.outputs, strict=True)
+        if old.operand in loops[-1].results and isinstance(new.operand, str)
+    }
+    ordered = replace(graph, operators=tuple(sorted(graph.operators, key=lambda op: op.id in last)))
+    return replace(updated, program=replace(updated.program, graph=ordered))
+
+
+def updates_by_layer(graph: Graph) -> bool:
+    """Whether a step has an update that `updated_by_layer` changes."""
+    return bool(loops_of_update(graph))
+
+
+def _with(traced: Traced, loops: tuple[LayerLoop, ...]) -> Traced:
+    if not loops:
+        return traced
+    return retraced(traced, lambda env, recorder: with_layer_loops(traced.program, loops, env, recorder))
 
 
 def loops_of_update(graph: Graph, phases: Sequence[str] = ("update",)) -> tuple[LayerLoop, ...]:

@@ -1,7 +1,11 @@
-"""Collectives that XLA replaced by others of the same effect, told from what is left over on both sides.
+"""Collectives of a program by kind and mesh axes: names of their groups, what a jaxpr has, what XLA replaced.
 
-Compilers rewrite collectives where that is faster on their devices. What was predicted and not found, and what was
-found and not predicted, is paired by these rules; each needs the same mesh axes and fitting bytes:
+`GroupNames` says along which axes of the mesh a collective runs. `counted_collectives` counts those of a jaxpr, before
+any compiler saw it. They tell two causes of a difference apart: where lowered and predicted differ, the plan or the
+lowering is wrong; where compiled and lowered differ, the compiler rewrote something.
+
+`paired` pairs what was predicted and not found with what was found and not predicted, as compilers rewrite collectives
+where that is faster on their devices. Each rule needs the same mesh axes and fitting bytes:
 
     along ... at once     all-reduce along one axis and then along another, done at once along both
     joined                several small ones concatenated into one
@@ -15,12 +19,23 @@ The pairing is by figures alone, as the text of a compiled program does not name
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Mapping, MutableMapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import numpy as np
 
 from autopar.cost import wire_bytes
+from autopar.ir.loops import ASSUMED_ITERATIONS
+from autopar.lower.hlo import Groups
+from autopar.lower.reshard import exchange
 
+Axes = Sequence[tuple[str, int]]
+_Key = frozenset[tuple[int, ...]]
 #: Kind, axes in mesh order joined by ``+``, bytes of the full tensor.
 Key = tuple[str, str, int]
 Counts = MutableMapping[Key, float]
@@ -28,6 +43,69 @@ Counts = MutableMapping[Key, float]
 _NONE = 1e-9
 #: Pieces that are concatenated may be padded by this share.
 _PADDING = 0.005
+#: jax's primitives: what they are counted as, and whether bytes are those of the result rather than of the operand.
+_PRIMITIVES: Mapping[str, tuple[str, bool]] = MappingProxyType(
+    {
+        "psum": ("all-reduce", False),
+        "psum2": ("all-reduce", False),
+        "psum_invariant": ("all-reduce", False),
+        "pmax": ("all-reduce", False),
+        "pmin": ("all-reduce", False),
+        "all_gather": ("all-gather", True),
+        "all_gather_invariant": ("all-gather", True),
+        "reduce_scatter": ("reduce-scatter", False),
+        "all_to_all": ("all-to-all", False),
+        "ppermute": ("collective-permute", False),
+    }
+)
+
+#: Sums over devices, and what may stand between them.
+_SUMS = frozenset({"psum", "psum2", "psum_invariant", "reduce_scatter"})
+_PASSED = frozenset({"add", "add_any", "convert_element_type"})
+
+
+def groups_along(axes: Axes, names: Sequence[str]) -> Groups:
+    """Groups of devices, numbered in mesh order, that differ only along the axes ``names``, the first one major."""
+    every = [a for a, _ in axes]
+    numbers = np.arange(math.prod(n for _, n in axes)).reshape([n for _, n in axes])
+    order = [every.index(a) for a in every if a not in names] + [every.index(a) for a in names]
+    size = math.prod(n for a, n in axes if a in names)
+    return tuple(tuple(map(int, row)) for row in numbers.transpose(order).reshape(-1, size))
+
+
+def pairs_along(axes: Axes, names: Sequence[str]) -> Groups:
+    """(source, target) of the permutation that exchanges two axes, without those that stay."""
+    sizes = dict(axes)
+    swaps = exchange(*(sizes[a] for a in names))
+    return tuple((g[i], g[j]) for g in groups_along(axes, names) for i, j in swaps if i != j)
+
+
+class GroupNames:
+    """Names of the groups that a mesh's axes make."""
+
+    def __init__(self, axes: Axes) -> None:
+        self.axes = tuple(axes)
+        wide = [a for a, n in axes if n > 1]
+        subsets = [c for r in range(1, len(wide) + 1) for c in itertools.combinations(wide, r)]
+        self._groups: dict[_Key, str] = {}
+        for names in subsets:
+            key = frozenset(tuple(sorted(g)) for g in groups_along(axes, names))
+            self._groups.setdefault(key, "+".join(names))
+        self._pairs: dict[_Key, str] = {}
+        for a, b in itertools.permutations(wide, 2):
+            self._pairs.setdefault(frozenset(pairs_along(axes, (a, b))), self.ordered((a, b)))
+
+    def ordered(self, names: Sequence[str]) -> str:
+        """Axes in the order of the mesh, joined by ``+``; those of one device left out."""
+        return "+".join(a for a, n in self.axes if a in names and n > 1)
+
+    def of(self, kind: str, groups: Groups) -> str:
+        """The axes of a collective's groups; of others their number and size."""
+        if kind == "collective-permute":
+            moved = frozenset((s, t) for s, t in groups if s != t)
+            return self._pairs.get(moved, f"{len(moved)} pairs")
+        name = self._groups.get(frozenset(tuple(sorted(g)) for g in groups))
+        return name or f"{len(groups)} groups of {max(map(len, groups))}"
 
 
 @dataclass(frozen=True)
@@ -211,3 +289,106 @@ def _axis_by_axis(predicted: Counts, compiled: Counts, sizes: Mapping[str, int])
 def sent(kind: str, size: int, axis: str, sizes: Mapping[str, int]) -> float:
     """Bytes that a device sends in one collective along named axes."""
     return wire_bytes(kind, size, math.prod(sizes[a] for a in axis.split("+")))
+
+
+def counted_collectives(
+    function: Callable[..., Any], arguments: Sequence[Any], axes: tuple[tuple[str, int], ...]
+) -> tuple[dict[Key, float], dict[Key, float]]:
+    """Runs of each collective of a function, and the number of these runs that compilers can do without.
+
+    Keys are kind, axes and bytes of the full tensor. Bodies of loops count once an iteration (`ASSUMED_ITERATIONS`
+    where the number is decided at run time), each of k branches 1/k. A compiler can do without a collective that
+    repeats another one, or whose result is added to a like result: one collective of the sum does (XLA's reassociation
+    of all-reduce and reduce-scatter).
+
+    Args:
+        function: of global arrays, over all devices of a mesh.
+        arguments: the shapes, dtypes and shardings of its arguments.
+        axes: (axis, size) of the mesh.
+    """
+    names, sizes = GroupNames(axes), dict(axes)
+    counts: dict[Key, float] = {}
+    equal: dict[Key, float] = {}
+    closed = jax.make_jaxpr(function)(*arguments)
+    seen: set[Any] = set()
+    summed: dict[Any, Key] = {}
+    for eqn, times, number in _equations(closed.jaxpr, 1.0, _Numbers()):
+        if eqn.primitive.name in _PASSED:
+            keys = {summed.get(v) if hasattr(v, "aval") and not hasattr(v, "val") else None for v in eqn.invars}
+            (key,) = keys if len(keys) == 1 else (None,)
+            if key is not None:
+                summed[eqn.outvars[0]] = key
+                if len(eqn.invars) > 1:
+                    equal[key] = equal.get(key, 0.0) + times
+            continue
+        kind, of_result = _PRIMITIVES[eqn.primitive.name]
+        given = eqn.params.get("axes", eqn.params.get("axis_name"))
+        along = tuple(a for a in (given if isinstance(given, tuple | list) else (given,)) if isinstance(a, str))
+        n = math.prod(sizes[a] for a in along)
+        if n == 1:
+            continue
+        for var in eqn.outvars if of_result else eqn.invars:
+            size = var.aval.size * var.aval.dtype.itemsize * (n if kind == "all-to-all" else 1)
+            key = (kind, names.ordered(along), size)
+            counts[key] = counts.get(key, 0.0) + times
+            if number in seen:
+                equal[key] = equal.get(key, 0.0) + times
+            elif eqn.primitive.name in _SUMS:
+                summed[eqn.outvars[eqn.invars.index(var)]] = key
+        seen.add(number)
+    return counts, equal
+
+
+@dataclass
+class _Numbers:
+    """Numbers of values: equal ones are computed in the same way from the same."""
+
+    of_value: dict[Any, int] = field(default_factory=dict)
+    of_work: dict[Any, int] = field(default_factory=dict)
+
+    def operand(self, atom: Any) -> int:
+        if hasattr(atom, "val"):
+            return self.work(("literal", str(atom.aval), repr(atom.val)))
+        if atom not in self.of_value:
+            self.of_value[atom] = self.work(("input", len(self.of_value)))
+        return self.of_value[atom]
+
+    def work(self, key: Any) -> int:
+        return self.of_work.setdefault(key, len(self.of_work))
+
+    def equation(self, eqn: Any) -> int:
+        """Notes the results of an equation; returns the number of what it does."""
+        params = tuple(f"{name}={value}" for name, value in sorted(eqn.params.items(), key=lambda p: p[0]))
+        number = self.work((eqn.primitive.name, params, tuple(map(self.operand, eqn.invars))))
+        for i, var in enumerate(eqn.outvars):
+            self.of_value[var] = self.work(("result", number, i))
+        return number
+
+
+def _equations(jaxpr: Any, times: float, numbers: _Numbers) -> Iterator[tuple[Any, float, int]]:
+    """Collectives and sums of a jaxpr and of those inside it, how often each runs, and the number of what it does."""
+    for eqn in jaxpr.eqns:
+        name = eqn.primitive.name
+        inner = [sub for value in eqn.params.values() for sub in _jaxprs(value)]
+        if name in _PRIMITIVES or not inner:
+            number = numbers.equation(eqn)
+            if name in _PRIMITIVES or name in _PASSED:
+                yield eqn, times, number
+            continue
+        factor = {
+            "scan": float(eqn.params.get("length", 1)),
+            "while": ASSUMED_ITERATIONS,
+            "cond": 1.0 / max(1, len(inner)),
+        }.get(name, 1.0)
+        for sub in inner:
+            yield from _equations(sub, times * factor, numbers)
+
+
+def _jaxprs(value: Any) -> Iterator[Any]:
+    if hasattr(value, "eqns"):
+        yield value
+    elif hasattr(value, "jaxpr"):
+        yield value.jaxpr
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _jaxprs(item)

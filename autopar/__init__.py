@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from autopar.api.calibrate import calibrate
     from autopar.api.compare import compare
     from autopar.api.measure import measure
-    from autopar.api.profiled import profile
+    from autopar.api.profile import profile
     from autopar.api.verify import verify
     from autopar.cluster import Cluster
     from autopar.plan import Plan
@@ -60,7 +60,7 @@ _HOMES = {
     "initialize": "autopar.runtime.hosts.join",
     "measure": "autopar.api.measure",
     "parallelize": "autopar.api",
-    "profile": "autopar.api.profiled",
+    "profile": "autopar.api.profile",
     "schedule": "",
     "search": "",
     "sharding": "",

@@ -12,8 +12,8 @@ import jax
 
 from autopar._compat.context import under_trace
 from autopar._compat.devices import world_devices
+from autopar.api.batches import local_batch, process_examples
 from autopar.api.compiled import Compiled
-from autopar.api.local_data import local_batch, process_examples
 from autopar.api.mutable import Mutable, split_mutable
 from autopar.api.options import ParallelOptions, check_names, set_options
 from autopar.api.placement import run_on_workers, run_sharded

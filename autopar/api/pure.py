@@ -1,52 +1,59 @@
-"""`PureFunction`: plans and compiles a function for each signature, and runs it."""
+"""`PureFunction`: plans and compiles a function for each signature, and runs it.
+
+`resolve` finds the signature of a call, `plan` and `compile` answer for it. `with_operators` adds the source line and
+the einsum-like form of each operator to a plan.
+"""
 
 from __future__ import annotations
 
 import os
-import warnings
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
 import jax
+from msgspec import structs
 
 from autopar._compat.context import context_text, trace_context
 from autopar._compat.devices import world_devices
 from autopar._compat.world import World
-from autopar.api.build_stages import build_apart_on_workers, build_stages
+from autopar.api.batches import LastBatch
 from autopar.api.compiled import Compiled
 from autopar.api.constraints import Pin, constraints_of, merged
-from autopar.api.current_placement import CurrentPlacement, array_placement, placement_asked, planned_by_types
-from autopar.api.details import with_operators
-from autopar.api.effects import check_callbacks, check_effects
-from autopar.api.last_batch import LastBatch
 from autopar.api.many_hosts import agree, many, same_arguments, share, takes_one_program, takes_one_stage
 from autopar.api.options import ParallelOptions
+from autopar.api.placement import CurrentPlacement, array_placement, placement_asked, planned_by_types
+from autopar.api.programs import (
+    build_apart_on_workers,
+    build_stages,
+    carried_out,
+    check_callbacks,
+    check_devices,
+    check_effects,
+    check_for_workers,
+    verify_unproven,
+    warn_of_unused,
+)
 from autopar.api.progress import shown
 from autopar.api.replanned import verified_plan, with_prices
-from autopar.api.rewritten import about, form_of, rewritten
 from autopar.api.shared_state import SharedState
-from autopar.api.steps import TracedStep, as_planned
-from autopar.api.unproven import carried_out, verify_unproven
+from autopar.api.steps import TracedStep, about, as_planned, form_of, rewritten
 from autopar.api.user_mesh import outside
 from autopar.cluster import Cluster
 from autopar.cost import CostModel
 from autopar.errors import (
     AutoparError,
-    ClusterError,
     InfeasiblePlanError,
     MicrobatchError,
-    PlanMismatchError,
     ScheduleError,
     TraceError,
 )
 from autopar.frontend import CallSignature, SignatureOptions, Traced, flatten_call, trace
 from autopar.frontend.signature import NUMBERS, positional_names, resolve
 from autopar.frontend.trace import PLAIN_ERRORS, needs_values
-from autopar.ir import Graph
-from autopar.ir.analysis import unread_inputs
+from autopar.ir import Graph, Operator, TensorType
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.verify import verify
 from autopar.lower.branches import with_own_buffers
@@ -55,6 +62,7 @@ from autopar.lower.pipeline.grid import OneProgramError
 from autopar.lower.program import lower
 from autopar.lower.split_layers import SplitStep, split_layers
 from autopar.plan import Plan
+from autopar.plan.details import Details, OperatorDetail
 from autopar.runtime import load_local
 from autopar.runtime.loaded import LoadedProgram
 from autopar.runtime.ray.cluster import RayCluster
@@ -69,7 +77,11 @@ from autopar.search.compilation import Planned, build_within
 from autopar.search.decision import asks_for_branches
 from autopar.search.garbage import rare_collections
 from autopar.search.planner import Planner
+from autopar.sharding.factors import Dims, Rule
+from autopar.sharding.registry import rule_for
 from autopar.solver.meter import Work
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 class PureFunction:
@@ -489,62 +501,44 @@ def stages_asked(options: ParallelOptions) -> int | None:
     return asked
 
 
-def check_for_workers(plan: Plan, cluster: Cluster) -> None:
-    """Raises PlanMismatchError unless workers of ``cluster`` can carry out ``plan``."""
-    content = plan.content
-    if content.pipeline is None:
-        raise PlanMismatchError(
-            f"the plan has one stage, and {cluster.name} runs pipelines",
-            remedy="plan with cluster=Cluster.ray(...), of one worker too",
-        )
+def with_operators(details: Details, graph: Graph) -> Details:
+    """``details`` with the line and the form of every operator of ``graph``."""
+    operators = tuple(OperatorDetail(id, op.source, einsum_of(op, types)) for id, op, types in every_operator(graph))
+    return structs.replace(details, operators=operators)
 
 
-def warn_of_unused(graph: Graph, donated: Collection[int]) -> None:
-    """Warns as `jax.jit` does of donated inputs that no result of the same type replaces; they are deleted too.
+def einsum_of(op: Operator, types: Sequence[TensorType]) -> str:
+    """``ab,bc->ac  f32[8,64] f32[64,32] -> f32[8,32]``: dims of one letter are split together, ``.`` is never split.
 
     Args:
-        graph: of the step.
-        donated: indices of the donated inputs.
+        op: the operator. A loop or branch has its types alone.
+        types: types of its operands.
     """
-    results = Counter(o.type for o in graph.outputs)
-    unread, unused = unread_inputs(graph), []
-    for i in sorted(set(donated) - set(unread)):
-        type = graph.inputs[i].type
-        results[type] -= 1
-        if results[type] < 0:
-            unused.append(f"{graph.inputs[i].name} {type}")
-    if unused:
-        warnings.warn(
-            f"Some donated buffers were not usable: {', '.join(unused)}.\n"
-            "See an explanation at https://docs.jax.dev/en/latest/faq.html#buffer-donation.",
-            stacklevel=2,
+    results = [v.type for v in op.results]
+    shown = f"{' '.join(map(str, types))} -> {' '.join(map(str, results))}".strip()
+    if op.regions:
+        return shown
+    rule, _ = rule_for(op, tuple(types))
+    return f"{rule_letters(rule)}  {shown}"
+
+
+def rule_letters(rule: Rule) -> str:
+    """Labels of operands and results as letters, as ``ab,bc->ac``."""
+    names: dict[int, str] = {}
+
+    def one(dims: Dims) -> str:
+        return "".join(
+            "." if d is None else names.setdefault(d, _LETTERS[len(names)] if len(names) < len(_LETTERS) else "?")
+            for d in dims
         )
 
+    operands = [one(dims) for dims in rule.operands]
+    return f"{','.join(operands)}->{','.join(one(dims) for dims in rule.results)}"
 
-def check_devices(plan: Plan | None, cluster: Cluster | None, count: int) -> None:
-    """Raises where what is to run needs another number of devices than ``count``, before anything is planned.
 
-    Args:
-        plan: that was given; None where one will be made.
-        cluster: that it will be made for; None takes the devices that there are.
-        count: devices of all processes.
-
-    Raises:
-        PlanMismatchError: the plan is for another number.
-        ClusterError: the cluster has another number.
-    """
-    if plan is not None:
-        wanted = len({d for s in plan.stages for d in s.devices})
-        if wanted != count:
-            raise PlanMismatchError(
-                f"the plan is for {wanted} devices of {plan.content.cluster_name}; this process has {count}",
-                cause="the plan was made for another cluster",
-                remedy="plan again for Cluster.local(), or run where there are as many devices",
-            )
-    elif cluster is not None and cluster.num_devices != count:
-        raise ClusterError(
-            f"{cluster} has {cluster.num_devices} devices; this process has {count}, so the step cannot run here",
-            cause="the cluster was given to plan for it; .plan() and .lower().plan need none of its devices",
-            remedy="cluster=None to run on the devices that there are, or run where the cluster's are (on CPU: "
-            "XLA_FLAGS=--xla_force_host_platform_device_count=N)",
-        )
+def every_operator(graph: Graph, prefix: str = "") -> Iterator[tuple[str, Operator, tuple[TensorType, ...]]]:
+    """(id as in a plan, operator, types of its operands) of a graph and of the loops and branches in it."""
+    for op in graph.operators:
+        yield prefix + op.id, op, graph.operand_types(op)
+        for name, region in op.regions:
+            yield from every_operator(region, f"{prefix}{op.id}/{name}/")

@@ -9,8 +9,7 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr
 
-from autopar.api.call_info import CallInfo
-from autopar.api.compiled import Compiled
+from autopar.api.compiled import CallInfo, Compiled
 from autopar.api.pure import PureFunction
 from autopar.api.user_mesh import as_traced
 from autopar.errors import AutoparError, ClusterError

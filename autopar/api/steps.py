@@ -1,17 +1,24 @@
-"""`TracedStep`: a traced function in each of the forms that are planned."""
+"""`TracedStep`: a traced function in each of the forms that are planned.
+
+`rewritten` is applied before: products are computed in another order where that pays, and plans say so (`about`). What
+a form does to a step is `autopar.lower.techniques`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 
 import msgspec
 from msgspec import structs
 
 from autopar.api.constraints import Pin, constraints_of, merged
+from autopar.api.options import ParallelOptions
 from autopar.api.shared_state import SharedState
+from autopar.cluster import Cluster
+from autopar.cost import product_flops
 from autopar.errors import MicrobatchError
 from autopar.frontend import Traced
 from autopar.ir import Graph
@@ -22,12 +29,13 @@ from autopar.lower.batch_loops import parts_side_by_side
 from autopar.lower.dealt import dealt
 from autopar.lower.layer_techniques import update_in_backward, updates_by_layer
 from autopar.lower.pipeline.source import TracedStages
-from autopar.lower.rewrites import layer_ends
+from autopar.lower.rewrites import layer_ends, reassociated_bound
 from autopar.lower.split_layers import SplitStep, group_count, layer_count, split_layers
 from autopar.lower.techniques import FIRST, TECHNIQUES, in_form
 from autopar.microbatch import operators_between
 from autopar.plan import InputRecord, OutputRecord, Plan, StepForm
 from autopar.plan.form import NOT_OF_GRAPH
+from autopar.search.algebra import change_notes, pays
 from autopar.search.constraints import Constraint
 from autopar.search.source import FormedStep, LayeredStep
 from autopar.solver.meter import Meter, Work
@@ -222,3 +230,40 @@ def _layers_by_stage(plan: Plan, graph: Graph, split_step: SplitStep) -> dict[in
         stage = plan.content.inputs[at].stage
         by_stage[stage] = (by_stage.get(stage, (g * each,))[0], (g + 1) * each, total)
     return by_stage
+
+
+def rewritten(traced: Traced, options: ParallelOptions) -> Traced:
+    """A traced function with products in another order where that pays and the options allow it."""
+    if not options.rewrites:
+        return traced
+    num_devices = _num_devices(options)
+    batch = [i.name for i in traced.graph.inputs if i.role == "batch"]
+    worth = partial(pays, policy=options.policy.algebra, num_devices=num_devices)
+    program, changes = reassociated_bound(traced.program, batch, worth)
+    if not changes:
+        return traced
+    return replace(traced, program=program, rewrites=change_notes(changes, num_devices), as_written=traced)
+
+
+def form_of(traced: Traced, plan: Plan) -> Traced:
+    """The function as it was when ``plan`` was made: as it is written, or with products in another order."""
+    return traced if plan.rewrites or traced.as_written is None else traced.as_written
+
+
+def about(plan: Plan, traced: Traced) -> Plan:
+    """``plan`` with facts about its function: what was rewritten, the FLOPs of its products as written,
+    and the decorated functions that it calls."""
+    written = traced.graph if traced.as_written is None else traced.as_written.graph
+    facts = msgspec.structs.replace(
+        plan.content,
+        rewrites=traced.rewrites,
+        product_flops=product_flops(written),
+        notes=(*plan.content.notes, *(n for n in traced.nested if n not in plan.content.notes)),
+    )
+    return replace(plan, content=facts)
+
+
+def _num_devices(options: ParallelOptions) -> int:
+    if options.plan is not None:
+        return len({device for stage in options.plan.stages for device in stage.devices})
+    return (options.cluster or Cluster.local()).num_devices

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from autopar.api.effects import check_effects
 from autopar.api.mutable import split_mutable
 from autopar.api.options import ParallelOptions
 from autopar.api.parallel_function import ParallelFunction
+from autopar.api.programs import check_effects
 from autopar.api.pure import PureFunction
 from autopar.cluster import Cluster
 from autopar.lower.aot import (

@@ -8,7 +8,7 @@ import pytest
 
 import autopar
 from autopar import MicrobatchError
-from autopar.api.last_batch import counts_for
+from autopar.api.batches import counts_for
 from tests.api.steps import CLUSTER, batch, params, sgd
 from tests.end_to_end.compare import assert_trees_same
 

@@ -1,7 +1,12 @@
-"""Batches in parts: which examples are this process's, and one global batch of what every process has."""
+"""Batches: which examples are this process's, one global batch of what every process has, and a smaller last batch.
+
+`process_examples` and `local_batch` serve the methods of those names of `ParallelFunction`. `LastBatch` takes other
+numbers of microbatches for a batch that the number does not divide, as the last one of a data set often is.
+"""
 
 from __future__ import annotations
 
+import logging
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,8 +21,12 @@ from autopar._compat.world import world
 from autopar.api.compiled import Compiled
 from autopar.api.placement import default_placement
 from autopar.errors import AutoparError
+from autopar.ir import Graph
+from autopar.microbatch import batch_size
 from autopar.runtime.hosts.agree import Agreement, Fact
 from autopar.runtime.hosts.arrays import empty
+
+logger = logging.getLogger("autopar")
 
 
 @dataclass(frozen=True)
@@ -208,3 +217,42 @@ def from_rows(local: Any, rows: Sequence[int], shape: Sequence[int], wanted: Nam
         return array[(slice(begin, begin + len(rows_wanted)), *rest)]
 
     return jax.make_array_from_callback(tuple(shape), wanted, part, dtype=array.dtype)
+
+
+@dataclass
+class LastBatch:
+    """Numbers of microbatches for batches of other sizes than the first.
+
+    Args:
+        warned: whether it was said that a number was not possible.
+    """
+
+    warned: bool = False
+
+    def counts(self, graph: Graph, asked: int, *, first: bool) -> list[int]:
+        """Numbers of microbatches to try for a batch, the preferred one first.
+
+        Args:
+            graph: graph of the step, whose batch size counts.
+            asked: the number that the user asked for.
+            first: whether this is the first batch; then the number is ``asked`` and must divide it.
+        """
+        size = batch_size(graph)
+        if first or size is None or size % asked == 0:
+            return [asked]
+        counts = counts_for(size, asked)
+        if not self.warned:
+            self.warned = True
+            logger.warning(
+                "%s: %d microbatches do not divide a batch of %d; such a call runs in %d (this is said once; drop the "
+                "last batch of a data set or pad it to keep one program)",
+                graph.name, asked, size, counts[0],
+            )  # fmt: skip
+        return counts
+
+
+def counts_for(size: int, asked: int) -> list[int]:
+    """Numbers of equal microbatches of a batch of ``size``: the highest up to ``asked``, then those above, rising."""
+    divisors = [n for n in range(1, size + 1) if size % n == 0]
+    first = max(n for n in divisors if n <= asked)
+    return [n for n in divisors if n >= first]

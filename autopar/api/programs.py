@@ -23,17 +23,16 @@ from autopar.ir import Graph, Operator
 from autopar.ir.analysis import unread_inputs
 from autopar.ir.primitives import CALLBACKS
 from autopar.lower.pipeline.build import lower_pipeline
-from autopar.lower.pipeline.stale import lower_ampnet, lower_stale
+from autopar.lower.pipeline.without_flush import lower_ampnet, lower_stale
 from autopar.lower.program import plan_tables
 from autopar.lower.split_layers import split_layers
 from autopar.plan import Plan
 from autopar.runtime.ampnet import load_ampnet
 from autopar.runtime.hosts.world_load import load_stages
 from autopar.runtime.loaded import LoadedProgram
-from autopar.runtime.ray.ampnet import load_remote_ampnet
 from autopar.runtime.ray.cluster import RayCluster
-from autopar.runtime.ray.stale import load_remote_stale
-from autopar.runtime.stale import load_stale
+from autopar.runtime.ray.without_flush import load_remote_ampnet, load_remote_stale
+from autopar.runtime.without_flush import load_stale
 from autopar.schedule.without_flush import flushes, updates_apart
 from autopar.search.clock import Clock
 from autopar.sharding.verify_plan import verify_arguments, verify_plan, wrong_entry

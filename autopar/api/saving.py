@@ -168,4 +168,4 @@ def _files() -> Any:
         cause="it is not installed",
         remedy="pip install 'autopar[checkpoint]'",
     )
-    return optional_module("autopar.runtime.hosts.saved", "orbax", missing)
+    return optional_module("autopar.runtime.hosts.orbax_checkpoints", "orbax", missing)

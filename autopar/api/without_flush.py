@@ -17,7 +17,7 @@ from autopar.api.user_mesh import as_traced
 from autopar.errors import AutoparError
 from autopar.runtime.ampnet import AmpProgram
 from autopar.runtime.leaves import fits
-from autopar.runtime.stale import StaleProgram
+from autopar.runtime.without_flush import StaleProgram
 from autopar.schedule import Table
 from autopar.transforms.state import new_state_of
 

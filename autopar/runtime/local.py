@@ -19,9 +19,8 @@ from autopar.frontend import Traced
 from autopar.frontend.signature import leaf_entry
 from autopar.ir.analysis import unread_inputs
 from autopar.lower.program import LoweredProgram
-from autopar.runtime.executable import runnable
 from autopar.runtime.hosts.arrays import copied, is_global, own, put, spread
-from autopar.runtime.launches import LAUNCHES
+from autopar.runtime.launches import LAUNCHES, runnable
 from autopar.runtime.leaves import PlacedLeaves, check_data, check_donated, give_up
 from autopar.schedule import Work
 from autopar.schedule.memory import WorkerMemory

@@ -19,9 +19,17 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from autopar.cost.calibration import Sample, What
-from autopar.runtime.cases import AXIS, HERE, QUICK, Case, Effort, looped, program
-from autopar.runtime.measuring_collectives import collective_cases
-from autopar.runtime.measuring_kinds import special_cases
+from autopar.runtime.measured_programs import (
+    AXIS,
+    HERE,
+    QUICK,
+    Case,
+    Effort,
+    collective_cases,
+    looped,
+    program,
+    special_cases,
+)
 
 _DTYPES = (("f32", jnp.float32), ("bf16", jnp.bfloat16))
 _MOST_RUNS = 1 << 16

@@ -23,8 +23,8 @@ from jax.sharding import Mesh, NamedSharding
 from autopar._compat.dtypes import jax_dtype
 from autopar.errors import ScheduleError
 from autopar.lower.pipeline.stage_program import Port, StageProgram, donated
-from autopar.runtime.executable import runnable
 from autopar.runtime.interpreter import Ready, Worker
+from autopar.runtime.launches import runnable
 from autopar.runtime.transport import WorkerQueues
 from autopar.schedule import Buffer, Program, Work
 

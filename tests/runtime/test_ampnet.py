@@ -15,8 +15,7 @@ import pytest
 
 import autopar
 from autopar.errors import ScheduleError
-from autopar.runtime.amp_stage import AmpStage, choice, run_stage
-from autopar.runtime.ampnet import AmpProgram, check_order, load_ampnet
+from autopar.runtime.ampnet import AmpProgram, AmpStage, check_order, choice, load_ampnet, run_stage
 from autopar.runtime.transport import WorkerQueues
 from autopar.schedule import Run, Table, chain, get, parse_table, to_text
 from autopar.schedule.ampnet import AmpFlow, AmpNet

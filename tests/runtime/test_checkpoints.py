@@ -16,7 +16,7 @@ import pytest
 
 import autopar
 from autopar import CheckpointError, Checkpoints
-from autopar.runtime import saves
+from autopar.runtime import checkpoints as module
 from examples import mlp
 
 
@@ -151,7 +151,7 @@ def test_at_any_moment_of_a_second_save_there_is_a_checkpoint(
     checkpoints = Checkpoints(tmp_path, keep=1)
     checkpoints.save(4, {"x": jnp.zeros(2)})
     if not exchanged:
-        monkeypatch.setattr(saves, "_exchange", lambda a, b: False)
+        monkeypatch.setattr(module, "_exchange", lambda a, b: False)
     rename, moments = os.rename, []
 
     def watched(a: Path, b: Path) -> None:
@@ -160,7 +160,7 @@ def test_at_any_moment_of_a_second_save_there_is_a_checkpoint(
         shutil.copytree(tmp_path, kept)
         moments.append(Checkpoints(kept, keep=1).steps)
 
-    monkeypatch.setattr(saves.os, "rename", watched)
+    monkeypatch.setattr(module.os, "rename", watched)
     checkpoints.save(4, {"x": jnp.ones(2)})
     monkeypatch.undo()
     assert moments
@@ -174,7 +174,7 @@ def test_what_killed_saves_left_is_removed_and_what_is_written_is_not(tmp_path: 
     checkpoints.save(1, state())
     (tmp_path / f".step-00000001.{REMAINS}.part").mkdir()
     (tmp_path / f".step-00000001.{REMAINS}.old").mkdir()
-    with saves.Save(tmp_path, "step-00000009") as alive:
+    with module.Save(tmp_path, "step-00000009") as alive:
         checkpoints.save(2, state())
         assert sorted(p.name for p in tmp_path.iterdir()) == [alive.part.name, "step-00000001", "step-00000002"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000001", "step-00000002"]

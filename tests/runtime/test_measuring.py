@@ -18,9 +18,9 @@ import pytest
 import autopar
 from autopar import Cluster
 from autopar.cost import CostModel
+from autopar.runtime.measured_programs import KINDS as COLLECTIVES
+from autopar.runtime.measured_programs import collective_cases, layouts
 from autopar.runtime.measuring import Effort, clock_of
-from autopar.runtime.measuring_collectives import KINDS as COLLECTIVES
-from autopar.runtime.measuring_collectives import collective_cases, layouts
 
 LEAST = Effort(
     products=(16, 64),

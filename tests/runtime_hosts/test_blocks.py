@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from autopar.runtime.transport.blocks import Corner, block_rounds
+from autopar.runtime.transport.permutes import Corner, block_rounds
 
 
 def shards(

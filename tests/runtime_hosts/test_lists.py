@@ -13,10 +13,10 @@ import pytest
 import autopar
 from autopar import Plan
 from autopar.lower.hosted import PINNED_HOST
-from autopar.lower.pipeline.stale import StalePipeline
+from autopar.lower.pipeline.without_flush import StalePipeline
 from autopar.runtime.hosts.lists_load import load_lists
 from autopar.runtime.hosts.world_lists import WorldLists
-from autopar.runtime.stale import load_stale
+from autopar.runtime.without_flush import load_stale
 from examples import gpt, mlp
 from tests.end_to_end.towers import Towers
 from tests.runtime_hosts.test_one_program import batch, by_hand, data, layers, stacked, state, tied, train, with_keys

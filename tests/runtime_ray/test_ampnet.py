@@ -13,7 +13,7 @@ import pytest
 import autopar
 from autopar.cluster.catalog import folder
 from autopar.errors import ScheduleError
-from autopar.runtime import amp_stage
+from autopar.runtime import ampnet
 from autopar.schedule import Table, get, parse_table, to_text
 from autopar.schedule.ampnet import AmpNet
 from tests.runtime.stale_models import MODELS, step_of
@@ -88,7 +88,7 @@ def drawn_choice(seed):
 
 
 def test_workers_that_are_lost_repeat_the_orders_that_were(x64, monkeypatch):
-    monkeypatch.setattr(amp_stage, "choice", drawn_choice(5))
+    monkeypatch.setattr(ampnet, "choice", drawn_choice(5))
     with thread_cluster(2, 1, recover=True, copy_every=3, deadline_s=60, like=SLOW) as cluster:
         step, state, batches = on(cluster, "residual", 2, 4, max_active_keys=4)
         orders, losses, first = [], [], state

@@ -18,8 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from autopar.runtime.transport import SocketLink
 from autopar.runtime.transport.direct import Offered, Transfers, merged
 from autopar.runtime.transport.process_groups import GroupLink, ProcessGroups
-from autopar.runtime.transport.shards import ShardLayout
-from autopar.runtime.transport.tiles import Tiled, tiles_of
+from autopar.runtime.transport.tiles import ShardLayout, Tiled, tiles_of
 from tests.runtime_ray.test_tiles import assert_arrived, mesh, moves
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -21,7 +21,7 @@ from autopar import Cluster
 from autopar.cost.links import LinkSample
 from autopar.errors import AutoparError, ClusterError, WorkerLostError
 from autopar.runtime.measuring import QUICK, Effort
-from autopar.runtime.ray import measurer
+from autopar.runtime.ray import host
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.runtime.ray.measured import MeasuredKind, MeasuredWorkers, cases_of, kinds_of
 from autopar.runtime.ray.messages import DeviceFacts
@@ -300,7 +300,7 @@ def test_arrays_that_arrive_changed_are_an_error(monkeypatch: pytest.MonkeyPatch
         def run(self, *arguments: Any) -> Any:
             return super().run(*arguments)[0], self._me != 1
 
-    monkeypatch.setattr(measurer, "TimedExchange", Damaging)
+    monkeypatch.setattr(host, "TimedExchange", Damaging)
     with pytest.raises(AutoparError, match=r"between workers 0, 1 did not arrive as they were sent\n.*network card"):
         autopar.calibrate(cluster=thread_cluster(2, 1, deadline_s=20), effort=LEAST)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import autopar
-from autopar.runtime.ray.lines import StepLines
+from autopar.runtime.ray.connections import StepLines
 from autopar.runtime.ray.session import Session
 from examples.mlp import build
 from tests.runtime_ray.pipelines import FragileWorkerGroup, numbers, thread_cluster
@@ -123,7 +123,7 @@ def test_lines_are_opened_again_after_an_interrupt(mlp: Any, monkeypatch: pytest
             monkeypatch.undo()
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("autopar.runtime.ray.lines._receive", interrupted)
+        monkeypatch.setattr("autopar.runtime.ray.connections._receive", interrupted)
         with pytest.raises(KeyboardInterrupt):
             step(first[0], batch)
         close(step(first[0], batch), want)

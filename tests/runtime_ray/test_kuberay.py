@@ -16,8 +16,7 @@ import psutil
 import pytest
 import yaml
 
-from autopar.runtime.ray.ending import GRACE_S
-from autopar.runtime.ray.machine import GROUP_MARK
+from autopar.runtime.ray.machine import GRACE_S, GROUP_MARK
 
 MANIFEST = Path(__file__).parents[2] / "docs" / "kuberay.yaml"
 

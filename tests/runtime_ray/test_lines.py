@@ -18,9 +18,8 @@ import pytest
 
 import autopar
 from autopar.runtime.ray.beacon import Beacon, Monitor, made_board, opened_board
-from autopar.runtime.ray.lines import MOST_BYTES, StepLines
+from autopar.runtime.ray.connections import MOST_BYTES, StepLines, packed, serve_steps, unpacked
 from autopar.runtime.ray.program import _cut, _piece
-from autopar.runtime.ray.served import packed, serve_steps, unpacked
 from autopar.runtime.ray.tls import credentials_of, new_identity
 from autopar.runtime.transport.channels import Credentials
 from autopar.runtime.transport.tiles import HostKeys
@@ -116,7 +115,7 @@ def test_an_answer_that_comes_after_its_time_is_no_answer_to_the_next_call(
 @pytest.mark.slow
 def test_a_process_that_ends_is_lost_at_once() -> None:
     code = (
-        "import sys; from autopar.runtime.ray.served import serve_steps\n"
+        "import sys; from autopar.runtime.ray.connections import serve_steps\n"
         "from autopar.runtime.transport.channels import Credentials\n"
         "import time; serve_steps(('127.0.0.1', int(sys.argv[1])), Credentials(b'0123456789abcdef'), 0,"
         " lambda message, given: time.sleep(60))\n"
@@ -148,7 +147,7 @@ def test_who_is_interrupted_in_the_middle_goes_on_by_calls_of_ray(monkeypatch: p
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("autopar.runtime.ray.lines._receive", interrupted)
+    monkeypatch.setattr("autopar.runtime.ray.connections._receive", interrupted)
     with pytest.raises(KeyboardInterrupt):
         lines.wait([ticket], 30)
     assert not lines.takes([(b"", {})])

@@ -14,8 +14,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from autopar.runtime.transport import SocketLink
 from autopar.runtime.transport.process_groups import GroupLink, ProcessGroups
-from autopar.runtime.transport.shards import ShardLayout, cut
-from autopar.runtime.transport.tiles import Tiled, joined, tiles_of
+from autopar.runtime.transport.tiles import ShardLayout, Tiled, cut, joined, tiles_of
 
 DIMS = [(), (("x",),), ((), ("x",)), (("x",), ("y",)), (("x", "y"),), (("y",), ("x",)), ((), ("y", "x"))]
 

@@ -244,16 +244,16 @@ def test_a_ray_that_knows_no_tokens_is_refused(
 ) -> None:
     import ray
 
-    from autopar.runtime.ray import joining
+    from autopar.runtime.ray import connect
 
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delattr(ray._raylet, "AuthenticationTokenLoader")
     with pytest.raises(ClusterError, match="takes commands from every user"):
-        joining._require_token(str(tmp_path))
+        connect._require_token(str(tmp_path))
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    joining._require_token(str(tmp_path))  # the user says that it may do without
+    connect._require_token(str(tmp_path))  # the user says that it may do without
 
 
 def test_a_stage_of_two_processes_trains_as_one_device(cluster: RayCluster) -> None:
@@ -448,7 +448,7 @@ def test_a_worker_that_gets_sigterm_tells_the_driver_and_ends_with_143(
 
 
 def test_room_is_set_aside_for_all_workers_or_none(cluster: RayCluster) -> None:
-    from autopar.runtime.ray.placing import Placement  # not before Ray was started
+    from autopar.runtime.ray.actors import Placement  # not before Ray was started
 
     slot = dataclasses.replace(cluster.slots[0], shared=False)
     room = Placement([slot] * 2, machines=1, timeout_s=30)

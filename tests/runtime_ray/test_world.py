@@ -14,8 +14,8 @@ import pytest
 
 import autopar
 from autopar.errors import ScheduleError, WorkerLostError
+from autopar.runtime.ray.connections import StepLines
 from autopar.runtime.ray.exchanges import planned_exchanges
-from autopar.runtime.ray.lines import StepLines
 from autopar.runtime.ray.messages import PlannedExchange
 from autopar.runtime.transport.process_groups import ProcessGroups
 from autopar.schedule import Recv, Send
@@ -142,7 +142,7 @@ def test_an_interrupt_leaves_a_step_that_ends_or_a_world_that_is_made_anew(
             raise KeyboardInterrupt
 
         # All processes were told of the step: it ends, and its results are dropped.
-        monkeypatch.setattr("autopar.runtime.ray.lines._receive", interrupted)
+        monkeypatch.setattr("autopar.runtime.ray.connections._receive", interrupted)
         with pytest.raises(KeyboardInterrupt):
             step(mine, batch)
         for a, b in zip(jax.tree.leaves(step(mine, batch)[0]), want, strict=True):

@@ -1,7 +1,7 @@
 """`lower_pipeline`: from a traced step and a plan with several stages to programs and instruction lists.
 
 `cut_programs` is the step cut into programs, before anything is ordered, and `dataflow_of` what these read and write.
-Plans without a flush go on in `autopar.lower.pipeline.stale`.
+Plans without a flush go on in `autopar.lower.pipeline.without_flush`.
 """
 
 from __future__ import annotations

@@ -20,8 +20,7 @@ import msgspec
 
 from autopar._compat.world import SilenceError, World
 from autopar.errors import AutoparError, ProcessLostError, ProcessMismatchError
-from autopar.runtime.hosts.times import seconds_of
-from autopar.runtime.hosts.watch import watch
+from autopar.runtime.hosts.watch import seconds_of, watch
 
 #: A fact that must be the same on all processes: what it is of, and its value as text.
 Fact = tuple[str, str]

@@ -1,4 +1,7 @@
-"""Signs of life: each process of a world sees when another one is gone, also while its main thread waits for it."""
+"""Heartbeats: each process of a world sees when another one is gone, also while its main thread waits for it.
+
+`watch` begins it, `ProcessWatch` does it. `seconds_of` reads the variables of the environment that set how long.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,7 @@ from types import TracebackType
 import jax
 
 from autopar._compat.world import SilenceError, World
-from autopar.errors import ProcessLostError
-from autopar.runtime.hosts.times import seconds_of
+from autopar.errors import ClusterError, ProcessLostError
 
 #: Name of the variable with the seconds after which a silent process is taken for lost.
 HEARTBEAT_VARIABLE = "AUTOPAR_HEARTBEAT_S"
@@ -28,6 +30,24 @@ _LONGEST_S = 5.0
 _GRACE_S = 2.0
 _NAME = "autopar-watch"
 _ENDED, _FAILED = b"ended", b"failed"
+
+
+def seconds_of(variable: str, default_s: float) -> float:
+    """The positive number of seconds in a variable of the environment; ``default_s`` where it is not set.
+
+    Raises:
+        ClusterError: the text is no positive number.
+    """
+    text = os.environ.get(variable)
+    if text is None:
+        return default_s
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if seconds <= 0:
+        raise ClusterError(f"{variable}={text!r} is not a number of seconds", remedy=f"{variable}=60")
+    return seconds
 
 
 def heartbeat_s() -> float:

@@ -1,4 +1,8 @@
-"""Workers as plain Ray actors: one process each, never restarted by Ray."""
+"""Workers as plain Ray actors: one process each, never restarted by Ray, in placement groups.
+
+`RayWorkerGroup` has an actor for each process. `Placement` is the room that Ray sets aside for all workers of a
+pipeline at once, or not at all. What runs in an actor's process is `autopar.runtime.ray.host`.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +15,53 @@ from typing import Any
 
 import msgspec
 import ray
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from autopar.errors import ClusterError, WorkerLostError
-from autopar.runtime.ray.ending import on_sigterm
-from autopar.runtime.ray.machine import GROUP_MARK, end_process, machine, marked
+from autopar.runtime.ray.cluster import Slot
+from autopar.runtime.ray.machine import GROUP_MARK, end_process, machine, marked, on_sigterm
 from autopar.runtime.ray.messages import Handshake, WorkerInfo, decode, encode
-from autopar.runtime.ray.placing import Placement
 from autopar.runtime.ray.worker_group import Answer, WorkerGroup
+
+
+class Placement:
+    """Room for workers.
+
+    Args:
+        slots: of each worker.
+        machines: how many machines there are: workers are on machines of their own where there are as many.
+        timeout_s: seconds to wait for room.
+
+    Raises:
+        ClusterError: there is not enough room.
+    """
+
+    def __init__(self, slots: Sequence[Slot], machines: int, timeout_s: float) -> None:
+        strategy = "STRICT_SPREAD" if len(slots) <= machines else "PACK"
+        self._group: Any = placement_group([dict(s.bundle) for s in slots], strategy=strategy)
+        if not self._group.wait(timeout_s):
+            self.close()
+            raise ClusterError(
+                f"Ray has no room for {len(slots)} workers within {timeout_s:g} s",
+                cause="machines were lost, or others use them",
+                remedy="ask for fewer workers, or look at `ray status`",
+            )
+
+    def options(self, worker: int, slot: Slot) -> dict[str, Any]:
+        """Arguments of ``actor.options`` of a worker.
+
+        Args:
+            worker: its number.
+            slot: its slot.
+        """
+        strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=worker)
+        return {**slot.resources, "scheduling_strategy": strategy}
+
+    def close(self) -> None:
+        """Gives the room back; what runs there ends."""
+        if ray.is_initialized():
+            remove_placement_group(self._group)
 
 
 class _Actor:

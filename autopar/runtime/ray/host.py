@@ -1,4 +1,7 @@
-"""`WorkerHost`: what runs in a worker's process. Knows neither Ray nor who calls it."""
+"""`WorkerHost`: what runs in a worker's process. Knows neither Ray nor who calls it.
+
+`Measurer` is what such a process measures, without a pipeline: its devices, and links to others.
+"""
 
 from __future__ import annotations
 
@@ -12,30 +15,37 @@ from typing import Any, Literal
 
 import jax
 
+from autopar._compat.devices import machine_name
 from autopar._compat.files import file_hashes, private_folder
 from autopar._compat.world import use_gloo
+from autopar.runtime.measuring import measure_devices
 from autopar.runtime.ray.arrays import ArrayStore
 from autopar.runtime.ray.beacon import Beacon
-from autopar.runtime.ray.ending import EXIT_STATUS, GRACE_S
+from autopar.runtime.ray.connections import serve_steps
 from autopar.runtime.ray.exchanges import exchanges_of
 from autopar.runtime.ray.loaded import LoadedFunction, load_programs
-from autopar.runtime.ray.machine import machine
-from autopar.runtime.ray.measurer import Measurer
+from autopar.runtime.ray.machine import EXIT_STATUS, GRACE_S, machine
 from autopar.runtime.ray.messages import (
+    Connect,
+    DeviceFacts,
     Failure,
     Handshake,
     Load,
+    Measure,
+    MeasureResult,
     StepRequest,
     StepResult,
     Timed,
+    TransferRequest,
+    TransferResult,
     WorkerInfo,
     decode,
     encode,
 )
-from autopar.runtime.ray.served import serve_steps
 from autopar.runtime.ray.tls import Identity, credentials_of
 from autopar.runtime.transport import PeerLostError, SilentPeerError, SocketLink, WorkerLink
 from autopar.runtime.transport.direct import Transfers
+from autopar.runtime.transport.exchange import TimedExchange
 from autopar.runtime.transport.permutes import MovePrograms
 from autopar.runtime.transport.process_groups import GroupLink, ProcessGroups
 from autopar.runtime.transport.tiles import host_copy
@@ -291,3 +301,69 @@ def configure(handshake: bytes) -> None:
         jax.config.update("jax_compilation_cache_dir", decoded.cache)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+class Measurer:
+    """Measurements of one process.
+
+    Args:
+        process: its number.
+        link: its connections.
+        devices_of: number of another process of its world -> the devices there.
+        devices: its devices, which are looked for when they are first asked for.
+        failure: what an error is told as.
+    """
+
+    def __init__(
+        self,
+        process: int,
+        link: SocketLink,
+        devices_of: Callable[[int], list[jax.Device]],
+        devices: Callable[[], list[jax.Device]],
+        failure: Callable[[int, Exception], Failure],
+    ) -> None:
+        self._process = process
+        self._link = link
+        self._group_link: WorkerLink | None = None
+        self._devices_of = devices_of
+        self._devices = devices
+        self._failure = failure
+
+    def facts(self) -> bytes:
+        """The devices, as `DeviceFacts`."""
+        devices = self._devices()
+        memory = None if devices[0].platform == "cpu" else (devices[0].memory_stats() or {}).get("bytes_limit")
+        name, versions = machine_name(devices[0].platform, devices[0].device_kind), f"jax {jax.__version__}"
+        return encode(DeviceFacts(devices[0].platform, devices[0].device_kind, len(devices), memory, name, versions))
+
+    def measure(self, message: bytes) -> bytes:
+        """Measures the devices if a `Measure` says so; returns a `MeasureResult`."""
+        request = decode(message, Measure)
+        measures_here = self._process in request.processes
+        return encode(MeasureResult(measure_devices(self._devices(), request.effort) if measures_here else ()))
+
+    def connect(self, message: bytes) -> tuple[bytes]:
+        """Connects to the processes of a `Connect`. Returns a `StepResult`."""
+        request = decode(message, Connect)
+        try:
+            if request.direct and self._link.transfers is None:
+                self._link.transfers = Transfers(self._link.address[0])
+            sockets = GroupLink(self._link, ProcessGroups((1,) * len(request.addresses)), {})
+            self._group_link = sockets
+            if request.world:
+                self._group_link = WorldLink(sockets, self._process, self._devices_of, {}, MovePrograms())
+            self._link.connect(request.addresses, tuple(p for p in request.addresses if p != self._process))
+        except Exception as error:
+            return (encode(StepResult(self._failure(-1, error))),)
+        return (encode(StepResult(None)),)
+
+    def exchange(self, message: bytes) -> tuple[bytes, bytes]:
+        """Takes part in a `TransferRequest`. Returns a `StepResult` and a `TransferResult`."""
+        request = decode(message, TransferRequest)
+        self._link.begin(request.deadline_s)
+        part = TimedExchange(self._process, self._group_link or self._link, self._devices())
+        try:
+            seconds, equal = part.run(request.how, request.workers, request.sizes, request.lanes, request.count)
+        except Exception as error:
+            return encode(StepResult(self._failure(-1, error))), encode(TransferResult())
+        return encode(StepResult(None)), encode(TransferResult(seconds, equal))

@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from autopar.lower.hosted import check_pinned
 from autopar.lower.pipeline.exported import ExportedProgram, compile_program, mesh_of
-from autopar.runtime.amp_stage import AmpStage, run_stage
+from autopar.runtime.ampnet import AmpStage, run_stage
 from autopar.runtime.interpreter import After, Before, Ready, Worker
 from autopar.runtime.transport import WorkerLink
 from autopar.runtime.transport.base import ArrivalLink

@@ -1,6 +1,8 @@
-"""Processes of this machine: which machine it is, how to end one for sure, and a guard for when the driver is killed.
+"""Processes of this machine: which machine it is, how to end one for sure, a guard for when the driver is killed.
 
-Run as a program, ``python machine.py MARK FOLDER`` is the guard. It needs nothing but the standard library.
+`on_sigterm` serves workers whose machine is taken away: the driver is notified, and the process ends a while later.
+Signals run Python code in the main thread only, which is inside of Ray for as long as the process lives. What Python's
+handler does at once, whatever thread runs, is to write the number of the signal into a pipe.
 """
 
 from __future__ import annotations
@@ -12,7 +14,14 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
+
+#: Exit status of a process that SIGTERM ended.
+EXIT_STATUS = 128 + signal.SIGTERM
+#: Seconds that a driver has to save what is on a worker that is to end; Kubernetes kills after 30.
+GRACE_S = 25.0
 
 
 def machine() -> str:
@@ -139,6 +148,29 @@ def clean_up(mark: str, folder: str) -> None:
     while os.path.exists(folder) and time.monotonic() < until:
         shutil.rmtree(folder, ignore_errors=True)
         time.sleep(0.01)
+
+
+def on_sigterm(ask: Callable[[], None]) -> bool:
+    """Makes SIGTERM to this process call ``ask`` in a thread of its own, once.
+
+    Returns whether it could be arranged, which takes the main thread.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    # Also takes the place of the handler that prints a trace and aborts.
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+
+    def watch() -> None:
+        while number := os.read(read, 1):
+            if number[0] == signal.SIGTERM:
+                ask()
+                return
+
+    threading.Thread(target=watch, name="sigterm", daemon=True).start()
+    return True
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from autopar.cost.links import How
 from autopar.lower.pipeline.exported import Axes, ExportedProgram, PlacedPort
 from autopar.runtime.measuring import Effort
 from autopar.runtime.shards import Leaf, Written
-from autopar.runtime.transport.shards import ShardLayout
+from autopar.runtime.transport.tiles import ShardLayout
 from autopar.schedule import Buffer, Instruction
 from autopar.schedule.ampnet import AmpFlow
 
@@ -183,7 +183,7 @@ class StepRequest(msgspec.Struct, frozen=True):
         deadline_s: seconds that it may take.
         timed: whether times of instructions are measured, for which the worker waits for every program.
         tell_size: results of up to this many elements are told with the answer.
-        order: of AMPNet's passes, see `autopar.runtime.amp_stage`; empty leaves it to what arrives.
+        order: of AMPNet's passes, see `autopar.runtime.ampnet`; empty leaves it to what arrives.
     """
 
     function: int

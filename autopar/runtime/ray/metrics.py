@@ -1,14 +1,32 @@
-"""Counters and measurements of a cluster, for Prometheus."""
+"""Records of a cluster: counters and measurements for Prometheus, and events of the logger ``autopar.ray``.
+
+`record` logs an event as a line for people, and the same as fields for programs.
+"""
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from typing import Any
 
 from autopar.errors import ClusterError
 
+_LOGGER = logging.getLogger("autopar.ray")
 #: Bounds of the seconds that steps take.
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
+
+
+def record(event: str, text: str, level: int = logging.INFO, **fields: Any) -> None:
+    """Logs an event.
+
+    Args:
+        event: its name, the same for all of its kind.
+        text: for people.
+        level: of `logging`.
+        fields: numbers and names, of which a formatter finds the event as ``record.event`` and these as
+            ``record.fields``.
+    """
+    _LOGGER.log(level, text, extra={"event": event, "fields": fields})
 
 
 class Metrics:

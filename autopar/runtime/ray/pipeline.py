@@ -14,12 +14,12 @@ import numpy as np
 from autopar._compat.dtypes import jax_dtype
 from autopar.errors import AutoparError
 from autopar.lower.pipeline.exported import export_maker
+from autopar.runtime.ray.calls import StepOutcome, lost_array, run_step
 from autopar.runtime.ray.deployment import Deployment, Replanner
 from autopar.runtime.ray.driver import Driver
 from autopar.runtime.ray.ledger import Call
 from autopar.runtime.ray.messages import Timed
 from autopar.runtime.ray.source import Pipelined
-from autopar.runtime.ray.steps import StepOutcome, lost_array, run_step
 from autopar.runtime.ray.values import RemoteArray, RemoteStack
 from autopar.runtime.ray.worker_group import WorkerGroup
 from autopar.runtime.transport.tiles import HostKeys, host_copy

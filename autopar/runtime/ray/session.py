@@ -11,10 +11,9 @@ from typing import Any
 from autopar.errors import ClusterError, WorkerLostError
 from autopar.lower.pipeline.exported import ExportedProgram
 from autopar.runtime.ray.beacon import Monitor
-from autopar.runtime.ray.deployment import Launcher, ProcessLayout
+from autopar.runtime.ray.connections import StepLines
+from autopar.runtime.ray.deployment import Function, Launcher, ProcessLayout
 from autopar.runtime.ray.exchanges import planned_exchanges
-from autopar.runtime.ray.function import Function
-from autopar.runtime.ray.lines import StepLines
 from autopar.runtime.ray.lost import Loss, Scene, lost_error
 from autopar.runtime.ray.messages import Failure, Handshake, Load, StepResult, WorkerInfo, decode, encode
 from autopar.runtime.ray.options import RunOptions
@@ -22,7 +21,7 @@ from autopar.runtime.ray.source import Pipelined
 from autopar.runtime.ray.tls import credentials_of, new_identity
 from autopar.runtime.ray.worker_group import WorkerGroup
 from autopar.runtime.transport.process_groups import ProcessGroups
-from autopar.runtime.transport.shards import ShardLayout
+from autopar.runtime.transport.tiles import ShardLayout
 
 #: Methods of `WorkerHost` whose answers begin with a `StepResult`.
 _FALLIBLE = ("step", "connect", "exchange")

@@ -10,8 +10,8 @@ from typing import Any
 from jax.sharding import NamedSharding
 
 from autopar.runtime.transport.base import ArrivalLink
-from autopar.runtime.transport.shards import ShardLayout
 from autopar.runtime.transport.sockets import SocketLink
+from autopar.runtime.transport.tiles import ShardLayout
 
 
 @dataclass(frozen=True)

@@ -22,21 +22,18 @@ from autopar.lower.program import LoweredProgram
 from autopar.runtime.hosts.arrays import copied, is_global, own, put, spread
 from autopar.runtime.launches import LAUNCHES, runnable
 from autopar.runtime.leaves import PlacedLeaves, check_data, check_donated, give_up
+from autopar.runtime.loaded import LoadedStep, described_inputs
 from autopar.schedule import Work
 from autopar.schedule.memory import WorkerMemory
 
 
 @dataclass(frozen=True, eq=False)
-class LocalProgram:
+class LocalProgram(LoadedStep):
     """A compiled program.
 
     Args:
         program: what was compiled.
         executable: jax's compiled object.
-        entries: (shape, dtype, weak type) of each input.
-        names: path of each input, for messages.
-        donated: indices of inputs whose buffers are given up.
-        constants: arrays that the function closes over, placed.
         placed_leaves: which inputs were last found to lie as wanted.
         unread: indices of inputs that nothing reads; they stay where they lie.
         moved: by input the array that was last moved, and what it became: a batch that is given again is not moved
@@ -46,10 +43,6 @@ class LocalProgram:
 
     program: LoweredProgram
     executable: Any
-    entries: tuple[Any, ...]
-    names: tuple[str, ...]
-    donated: tuple[int, ...]
-    constants: tuple[Any, ...]
     placed_leaves: PlacedLeaves
     unread: frozenset[int] = frozenset()
     moved: dict[int, tuple[weakref.ref[Any], Any]] = field(default_factory=dict)
@@ -64,11 +57,6 @@ class LocalProgram:
             return None
         sizes = [math.prod(info.shape) for info in self.executable.out_info]
         return sizes.index(min(sizes))
-
-    @property
-    def here(self) -> bool:
-        """Whether its devices are those of this process: yes."""
-        return True
 
     @property
     def worker_memory(self) -> tuple[WorkerMemory, ...]:
@@ -96,16 +84,8 @@ class LocalProgram:
         return placed
 
     def place_all(self, leaves: Sequence[Any]) -> list[Any]:
-        """The traced leaves of a call, of the right shapes and dtypes, placed.
-
-        Raises:
-            AutoparError: a leaf was donated to an earlier call, or has no data.
-        """
+        """The traced leaves of a call, of the right shapes and dtypes, placed."""
         return [self._place(i, leaf) for i, leaf in enumerate(leaves)]
-
-    def shard_all(self, leaves: Sequence[Any]) -> list[Any]:
-        """The traced leaves of a call where the program wants them: as `place_all` places them."""
-        return self.place_all(leaves)
 
     def make(self, function: Callable[..., Sequence[Any]], arguments: Sequence[Any], inputs: range) -> list[Any]:
         """Results of ``function`` where the step's ``inputs`` lie; see `autopar.runtime.loaded.LoadedProgram`."""
@@ -226,26 +206,22 @@ def load_local(traced: Traced, program: LoweredProgram, donated: Sequence[int] =
         program: its lowered form.
         donated: indices of the inputs that the caller gives up (those of ``program`` where the plan has them).
     """
-    graph, signature = traced.graph, traced.signature
     with warnings.catch_warnings():
         # Of a donated batch, or a leaf that another layout replaces; it is deleted all the same.
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
         shapes = program.shapes(traced)
         compiled = program.function.lower(*shapes).compile(dict(program.compiler_options))
-    count = len(signature.traced)
+    count = len(traced.signature.traced)
     constants = tuple(
         put(copied(c), s) for c, s in zip(traced.closed_over, program.input_shardings[count:], strict=True)
     )
-    entries = tuple(signature.entries[i] for i in signature.traced)
     runs = runnable(program.function, compiled, [s.dtype for s in shapes])
     return LocalProgram(
+        *described_inputs(traced, {*donated, *(i for i in program.donated if i < count)}),
+        constants,
         program,
         runs,
-        entries,
-        tuple(i.name for i in graph.inputs),
-        tuple(sorted({*donated, *(i for i in program.donated if i < count)})),
-        constants,
         PlacedLeaves(count),
-        unread_inputs(graph) - set(donated),
+        unread_inputs(traced.graph) - set(donated),
         uncommitted=program.mesh.size == 1 and runs is compiled and leave_uncommitted(compiled),
     )

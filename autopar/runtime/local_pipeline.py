@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -24,7 +23,8 @@ from autopar.lower.split_layers import SplitStep
 from autopar.plan import PlanContent
 from autopar.runtime.hosts.arrays import copied, own
 from autopar.runtime.launches import LAUNCHES
-from autopar.runtime.leaves import check_data, check_donated, fits, give_up
+from autopar.runtime.leaves import check_data, check_donated, give_up
+from autopar.runtime.loaded import LoadedStep, StepShardings, described_inputs
 from autopar.runtime.pipeline import Loaded, LocalPipeline, clocked
 from autopar.runtime.stacked import StackedLeaf
 from autopar.schedule import Buffer, Task, ValueRef, ValueSpec, Work
@@ -32,24 +32,12 @@ from autopar.schedule.memory import WorkerMemory, worker_memory
 
 
 @dataclass(frozen=True, eq=False)
-class PipelineShardings:
-    """Shardings of inputs and outputs, for `Compiled`."""
-
-    input_shardings: tuple[NamedSharding, ...]
-    output_shardings: tuple[NamedSharding, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class LoadedPipeline:
+class LoadedPipeline(LoadedStep):
     """A pipeline, loaded: of this process, or its part of one of several processes.
 
     Args:
         lowered: what it runs.
         program: where inputs and outputs lie.
-        entries: (shape, dtype, weak type) of each input.
-        names: path of each input.
-        donated: indices of inputs that the caller gives up.
-        constants: arrays that the function closes over.
         split_step: which inputs and outputs are in pieces.
         leaves: by input, where it is in pieces, how.
         results: likewise by output.
@@ -57,28 +45,11 @@ class LoadedPipeline:
     """
 
     lowered: LoweredPipeline
-    program: PipelineShardings
-    entries: tuple[Any, ...]
-    names: tuple[str, ...]
-    donated: tuple[int, ...]
-    constants: tuple[Any, ...]
+    program: StepShardings
     split_step: SplitStep
     leaves: Mapping[int, StackedLeaf]
     results: Mapping[int, StackedLeaf]
     unread: frozenset[int]
-
-    @property
-    def here(self) -> bool:
-        """Whether its results are jax's arrays: yes."""
-        return True
-
-    def match(self, leaves: Sequence[Any]) -> list[Any] | None:
-        """``leaves`` placed, if their shapes and dtypes are those of the program; else None."""
-        return self.place_all(leaves) if fits(leaves, self.entries) else None
-
-    @abstractmethod
-    def place_all(self, leaves: Sequence[Any]) -> list[Any]:
-        """The traced leaves of a call where a step takes them."""
 
     def inputs_of(self, leaves: Mapping[int, Any]) -> dict[int, Any]:
         """Inputs of the lowered step by index, of some leaves by index."""
@@ -122,11 +93,7 @@ class PipelineProgram(LoadedPipeline):
     runtime: LocalPipeline
 
     def place_all(self, leaves: Sequence[Any]) -> list[Any]:
-        """The traced leaves of a call, each on the stage that has it first.
-
-        Raises:
-            AutoparError: a leaf was donated to an earlier call, or has no data.
-        """
+        """The traced leaves of a call, each on the stage that has it first."""
         return [self._place(i, leaf) for i, leaf in enumerate(leaves)]
 
     def _place(self, index: int, leaf: Any) -> Any:
@@ -142,10 +109,6 @@ class PipelineProgram(LoadedPipeline):
             # and that of another argument; `may_alias` does not keep them apart.
             return copied(moved) if index in self.donated else moved
         return jax.device_put(own(leaf, self.entries[index][1]), self.program.input_shardings[index])
-
-    def shard_all(self, leaves: Sequence[Any]) -> list[Any]:
-        """The traced leaves of a call where the program wants them: as `place_all` places them."""
-        return self.place_all(leaves)
 
     def make(self, function: Callable[..., Sequence[Any]], arguments: Sequence[Any], inputs: range) -> list[Any]:
         """Results of ``function`` where the step's ``inputs`` lie; see `autopar.runtime.loaded.LoadedProgram`."""
@@ -309,12 +272,10 @@ def load_pipeline(
         jax.device_put(copied(c), s) for c, s in zip(traced.closed_over, shardings.input_shardings[count:], strict=True)
     )
     return PipelineProgram(
+        *described_inputs(traced, donated),
+        constants,
         lowered,
         shardings,
-        tuple(traced.signature.entries[i] for i in traced.signature.traced),
-        tuple(i.name for i in traced.graph.inputs),
-        tuple(sorted(donated)),
-        constants,
         split_step,
         leaves,
         results,
@@ -379,10 +340,10 @@ def _shardings(
     meshes: Sequence[Mesh],
     leaves: Mapping[int, StackedLeaf],
     results: Mapping[int, StackedLeaf],
-) -> PipelineShardings:
+) -> StepShardings:
     """Shardings of inputs and outputs of a step: on the mesh of a stage; of leaves that were split, on several."""
     hosted = hosted_of(content)
-    return PipelineShardings(
+    return StepShardings(
         tuple(
             leaves[n].sharding if n in leaves else sharding_of(r, meshes[r.stage], host=n in hosted.inputs)
             for n, r in enumerate(content.inputs)

@@ -1,7 +1,7 @@
 """`find`: the cores of attention of a graph, by what their values are and not by how they are spelled.
 
 From a product whose result may be scores its readers are followed in order. Each value is one of a few things
-(`matches.Kind`); what an operator makes of them follows from the algebra of `terms`. A core is taken only if all that
+(`matches.Kind`); what an operator makes of them follows from the algebra of `Terms`. A core is taken only if all that
 is made of its scores comes to the product with the values, and to the gradients of queries, keys and values.
 """
 

@@ -24,8 +24,8 @@ from autopar.runtime.hosts.announced import Announced, Announcement
 from autopar.runtime.hosts.arrays import copied, put
 from autopar.runtime.hosts.step_lists import ArrayPlace, ListMaker, StepLists
 from autopar.runtime.hosts.world_lists import WorldLists
+from autopar.runtime.loaded import StepShardings, described_inputs
 from autopar.runtime.local_pipeline import (
-    PipelineShardings,
     compiled_stages,
     input_place,
     stage_mesh,
@@ -95,12 +95,10 @@ def load_lists(
     constants = zip(traced.closed_over, shardings.input_shardings[count:], strict=True)
     processes = world()
     return WorldLists(
-        lowered,
-        PipelineShardings(shardings.input_shardings, outputs),
-        tuple(traced.signature.entries[i] for i in traced.signature.traced),
-        tuple(i.name for i in traced.graph.inputs),
-        tuple(sorted(donated)),
+        *described_inputs(traced, donated),
         tuple(put(copied(c), s) for c, s in constants),
+        lowered,
+        StepShardings(shardings.input_shardings, outputs),
         split_step,
         leaves,
         results,
@@ -148,7 +146,7 @@ def _places(
     ports: Mapping[tuple[int, str], tuple[Port, Mesh]],
     devices: Sequence[Any],
 ) -> tuple[
-    PipelineShardings,
+    StepShardings,
     tuple[ArrayPlace, ...],
     tuple[ArrayPlace, ...],
     dict[int, StackedLeaf],
@@ -200,7 +198,7 @@ def _places(
             o = graph.outputs[i]
             ends[i] = ArrayPlace(worker, sharding, o.type.shape, o.type.dtype, value, makers)
     return (
-        PipelineShardings(tuple(inputs), tuple(outputs)),
+        StepShardings(tuple(inputs), tuple(outputs)),
         tuple(origins[i] for i in range(len(graph.inputs))),
         tuple(ends[i] for i in range(len(graph.outputs))),
         leaves,

@@ -25,8 +25,8 @@ from autopar.lower.split_layers import SplitStep
 from autopar.plan import Plan
 from autopar.runtime.hosts.arrays import spread
 from autopar.runtime.hosts.lists_load import SMALL_BYTES, load_lists, made_outputs
-from autopar.runtime.hosts.world_pipeline import Beginning, WorkerPart, WorldPipeline, WorldShardings, sharding_on
-from autopar.runtime.loaded import LoadedProgram
+from autopar.runtime.hosts.world_pipeline import Beginning, WorkerPart, WorldPipeline, sharding_on
+from autopar.runtime.loaded import LoadedProgram, StepShardings, described_inputs
 from autopar.runtime.local_pipeline import load_pipeline
 from autopar.runtime.stacked import StackedLeaf
 from autopar.schedule import Buffer, Task, ValueRef
@@ -99,6 +99,8 @@ def load_world(
     )
     count = len(traced.signature.traced)
     return WorldPipeline(
+        *described_inputs(traced, donated),
+        tuple(spread(c, c.dtype, s) for c, s in zip(traced.closed_over, inputs[count:], strict=True)),
         lowered,
         meshes,
         everything,
@@ -106,11 +108,7 @@ def load_world(
         executable,
         slots,
         beginning,
-        WorldShardings(inputs, outputs),
-        tuple(traced.signature.entries[i] for i in traced.signature.traced),
-        tuple(i.name for i in traced.graph.inputs),
-        tuple(sorted(donated)),
-        tuple(spread(c, c.dtype, s) for c, s in zip(traced.closed_over, inputs[count:], strict=True)),
+        StepShardings(inputs, outputs),
         results,
     )
 

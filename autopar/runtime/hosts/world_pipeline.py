@@ -19,17 +19,10 @@ from autopar.lower.pipeline.one_program import OneProgram, unpacked
 from autopar.lower.pipeline.rounds import BufferCopy, Key, ShardedType, whole_key
 from autopar.runtime.hosts.arrays import is_global, own, spread, whole
 from autopar.runtime.launches import LAUNCHES
-from autopar.runtime.leaves import check_data, fits, give_up
+from autopar.runtime.leaves import check_data, give_up
+from autopar.runtime.loaded import LoadedStep, StepShardings
 from autopar.schedule import Buffer, Work
 from autopar.schedule.memory import WorkerMemory
-
-
-@dataclass(frozen=True, eq=False)
-class WorldShardings:
-    """Shardings of inputs and outputs."""
-
-    input_shardings: tuple[NamedSharding, ...]
-    output_shardings: tuple[NamedSharding, ...]
 
 
 @dataclass(frozen=True)
@@ -63,7 +56,7 @@ class Beginning:
 
 
 @dataclass(frozen=True, eq=False)
-class WorldPipeline:
+class WorldPipeline(LoadedStep):
     """A compiled pipeline of several processes; see `autopar.runtime.loaded.LoadedProgram`.
 
     Args:
@@ -75,10 +68,6 @@ class WorldPipeline:
         slots: shapes and shardings of its arguments.
         beginning: what lies where.
         program: where inputs and outputs lie.
-        entries: (shape, dtype, weak type) of each input.
-        names: path of each input.
-        donated: indices of inputs that the caller gives up.
-        constants: arrays that the function closes over.
         results: by output (worker, value) of each of its pieces, in order.
     """
 
@@ -89,17 +78,8 @@ class WorldPipeline:
     executable: Any
     slots: tuple[jax.ShapeDtypeStruct, ...]
     beginning: Beginning
-    program: WorldShardings
-    entries: tuple[Any, ...]
-    names: tuple[str, ...]
-    donated: tuple[int, ...]
-    constants: tuple[Any, ...]
+    program: StepShardings
     results: tuple[tuple[tuple[int, Key], ...], ...]
-
-    @property
-    def here(self) -> bool:
-        """Whether its results are jax's arrays: yes."""
-        return True
 
     @property
     def worker_memory(self) -> tuple[WorkerMemory, ...]:
@@ -117,10 +97,6 @@ class WorldPipeline:
         """The same: parts of one program cannot be timed alone."""
         return self
 
-    def match(self, leaves: Sequence[Any]) -> list[Any] | None:
-        """``leaves`` placed, if their shapes and dtypes are those of the program; else None."""
-        return self.place_all(leaves) if fits(leaves, self.entries) else None
-
     def place_all(self, leaves: Sequence[Any]) -> list[Any]:
         """The traced leaves of a call: state on its stage, a batch as every process has it.
 
@@ -129,10 +105,6 @@ class WorldPipeline:
         """
         batch = {n for n, _ in self.beginning.batch.values()}
         return [self._place(n, leaf, n in batch) for n, leaf in enumerate(leaves)]
-
-    def shard_all(self, leaves: Sequence[Any]) -> list[Any]:
-        """See `place_all`."""
-        return self.place_all(leaves)
 
     def make(self, function: Callable[..., Sequence[Any]], arguments: Sequence[Any], inputs: range) -> list[Any]:
         """Results of ``function`` where the step's ``inputs`` lie."""

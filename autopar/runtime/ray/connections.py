@@ -1,8 +1,8 @@
 """Connections of the driver to its workers, over which steps go in a fraction of the time of a call of Ray.
 
-`serve_steps` is the worker's end, `StepLines` the driver's. Of each connection the driver's thread that calls is the only
-one that reads or writes at its end, so that TLS needs no lock. A step with large arrays, and everything else, is a
-call of Ray.
+`serve_steps` is the worker's end, `StepLines` the driver's. Of each connection the driver's thread that calls is the
+only one that reads or writes at its end, so that TLS needs no lock. A step with large arrays, and everything else, is
+a call of Ray.
 """
 
 from __future__ import annotations

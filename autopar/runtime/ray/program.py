@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import AbstractMesh, AxisType
 
 from autopar.errors import AutoparError, ClusterError
 from autopar.frontend import Traced
@@ -17,7 +17,8 @@ from autopar.lower.hosted import hosted_of, sharding_of
 from autopar.lower.pipeline.build import LoweredPipeline
 from autopar.lower.split_layers import SplitStep
 from autopar.plan import Plan
-from autopar.runtime.leaves import check_data, fits, give_up
+from autopar.runtime.leaves import check_data, give_up
+from autopar.runtime.loaded import LoadedStep, StepShardings, described_inputs
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.runtime.ray.deployment import Deployment, Nodes, Replanner
 from autopar.runtime.ray.pipeline import RemotePipeline
@@ -29,31 +30,15 @@ from autopar.simulate import Timeline
 
 
 @dataclass(frozen=True, eq=False)
-class RemoteShardings:
-    """Shardings of inputs and outputs, on meshes without devices, for `Compiled`."""
-
-    input_shardings: tuple[NamedSharding, ...]
-    output_shardings: tuple[NamedSharding, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class RemoteProgram:
+class RemoteProgram(LoadedStep):
     """A pipeline whose workers are ready.
 
     Args:
         runtime: the workers.
-        entries: (shape, dtype, weak type) of each input.
-        names: path of each input.
-        donated: indices of inputs that the caller gives up.
-        constants: what the function closes over, on the workers.
         split_step: which inputs and outputs are in pieces.
     """
 
     runtime: RemotePipeline
-    entries: tuple[Any, ...]
-    names: tuple[str, ...]
-    donated: tuple[int, ...]
-    constants: tuple[Any, ...]
     split_step: SplitStep
 
     @property
@@ -73,27 +58,19 @@ class RemoteProgram:
         return plan
 
     @property
-    def program(self) -> RemoteShardings:
-        """Shardings of inputs and outputs."""
+    def program(self) -> StepShardings:
+        """Shardings of inputs and outputs, on meshes without devices."""
         content = self.plan.content
         axes = [s.mesh_axes for s in self.plan.stages]
         meshes = [AbstractMesh(tuple(n for _, n in a), tuple(k for k, _ in a), (AxisType.Auto,) * len(a)) for a in axes]
         there = hosted_of(content)
-        return RemoteShardings(
+        return StepShardings(
             tuple(sharding_of(r, meshes[r.stage], host=n in there.inputs) for n, r in enumerate(content.inputs)),
             tuple(sharding_of(r, meshes[r.stage], host=n in there.outputs) for n, r in enumerate(content.outputs)),
         )
 
-    def match(self, leaves: Sequence[Any]) -> list[Any] | None:
-        """Leaves for a step, see `place_all`; None where shapes or dtypes are not those that were compiled."""
-        return self.place_all(leaves) if fits(leaves, self.entries) else None
-
     def place_all(self, leaves: Sequence[Any]) -> list[Any]:
-        """Leaves as the workers take them: handles as they are, arrays to be sent along with the step.
-
-        Raises:
-            AutoparError: a leaf was donated to an earlier call, or has no data.
-        """
+        """Leaves as the workers take them: handles as they are, arrays to be sent along with the step."""
         return [self._taken(i, leaf) for i, leaf in enumerate(leaves)]
 
     def shard_all(self, leaves: Sequence[Any]) -> list[Any]:
@@ -337,14 +314,7 @@ def load_program(
         donated: indices of the inputs that the caller gives up.
     """
     count = len(traced.signature.traced)
-    program = RemoteProgram(
-        runtime,
-        tuple(traced.signature.entries[i] for i in traced.signature.traced),
-        tuple(i.name for i in traced.graph.inputs),
-        tuple(sorted(donated)),
-        (),
-        split_step,
-    )
+    program = RemoteProgram(*described_inputs(traced, donated), (), runtime, split_step)
     flat: Mapping[int, Any] = {
         i: piece
         for n, constant in enumerate(traced.closed_over, count)
@@ -355,7 +325,7 @@ def load_program(
         constant if split_step.inputs[n][0] not in put else joined_parts([put[i] for i in split_step.inputs[n]])
         for n, constant in enumerate(traced.closed_over, count)
     )
-    return RemoteProgram(runtime, program.entries, program.names, program.donated, constants, split_step)
+    return replace(program, constants=constants)
 
 
 def _cut(whole: Any, count: int) -> list[Any]:

@@ -15,6 +15,13 @@ def device_mesh(axes: Sequence[tuple[str, int]], devices: Sequence[Any]) -> Any:
     return sharding.Mesh(grid, names, axis_types=(sharding.AxisType.Auto,) * len(names))
 
 
+def abstract_mesh(axes: Sequence[tuple[str, int]]) -> Any:
+    """The `AbstractMesh` with named axes of these sizes: for programs whose devices are elsewhere."""
+    sharding = import_module("jax.sharding")
+    names, sizes = tuple(name for name, _ in axes), tuple(n for _, n in axes)
+    return sharding.AbstractMesh(sizes, names, (sharding.AxisType.Auto,) * len(axes))
+
+
 def local_devices() -> Sequence[Any]:
     """All devices that jax sees."""
     devices: Sequence[Any] = import_module("jax").devices()

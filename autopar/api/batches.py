@@ -17,6 +17,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from autopar._compat.devices import world_devices
+from autopar._compat.meshes import device_mesh
 from autopar._compat.world import world
 from autopar.api.compiled import Compiled
 from autopar.api.placement import default_placement
@@ -138,8 +139,8 @@ def _spread_evenly(paths: Sequence[str], leaves: Sequence[Any]) -> list[_Wanted]
     """Equal numbers of examples for all processes, in the order of the processes, where no plan says more."""
     count = jax.process_count()
     shapes = [jax.ShapeDtypeStruct((a.shape[0] * count, *a.shape[1:]) if a.ndim else (), a.dtype) for a in leaves]
-    devices = np.array(world_devices(), dtype=object)
-    mesh = jax.sharding.Mesh(devices, ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    devices = world_devices()
+    mesh = device_mesh([("d", len(devices))], devices)
     wanted = []
     for path, s in zip(paths, shapes, strict=True):
         if s.shape and s.shape[0] % len(devices) and count > 1:

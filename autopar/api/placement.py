@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from autopar._compat.meshes import device_mesh
 from autopar.api.constraints import Pin
 from autopar.api.many_hosts import same_init
 from autopar.api.mutable import new_modules, split_arguments
@@ -195,8 +196,7 @@ def _window(plan: Plan, paths: Sequence[str], shapes: Sequence[Any]) -> int | No
 def default_placement(shapes: Sequence[Any], devices: Sequence[Any]) -> list[NamedSharding]:
     """Every array split over as many devices as its dims allow."""
     factors = prime_factors(len(devices)) or [1]
-    names = tuple(f"d{i}" for i in range(len(factors)))
-    mesh = Mesh(np.array(devices, dtype=object).reshape(factors), names, axis_types=(AxisType.Auto,) * len(factors))
+    mesh = device_mesh([(f"d{i}", n) for i, n in enumerate(factors)], devices)
     return [NamedSharding(mesh, _split(leaf.shape, mesh)) for leaf in shapes]
 
 

@@ -16,7 +16,7 @@ from autopar.errors import AutoparError, ClusterError
 from autopar.frontend import CallSignature, Traced
 from autopar.ir import Graph
 from autopar.lower.pipeline.build import lower_pipeline
-from autopar.lower.program import device_mesh, lower, lower_on
+from autopar.lower.program import lower, lower_on, plan_mesh
 from autopar.lower.split_layers import split_layers
 from autopar.plan import Plan
 from autopar.runtime.local_pipeline import stage_mesh
@@ -171,7 +171,7 @@ def _lowered(pure: PureFunction, signature: CallSignature, platforms: tuple[str,
         if platforms is None:
             program = lower(traced, plan, devices)
             return {"": program.function.lower(*program.shapes(traced))}
-        program = lower_on(traced, plan, device_mesh(plan, devices), platforms[0])
+        program = lower_on(traced, plan, plan_mesh(plan, devices), platforms[0])
         return {"": program.function.trace(*program.shapes(traced)).lower(lowering_platforms=platforms)}
     if platforms is not None:
         raise AutoparError(

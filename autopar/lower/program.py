@@ -12,9 +12,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
-from autopar._compat.meshes import partition_spec
+from autopar._compat.meshes import device_mesh, partition_spec
 from autopar._compat.primitives import typed
 from autopar.cluster import Cluster
 from autopar.cost import CostModel
@@ -103,7 +103,7 @@ def stage_devices(plan: Plan, stage: int, devices: Sequence[Any]) -> Mesh:
         ClusterError: there are not as many devices as the plan wants.
     """
     if plan.num_stages == 1:
-        return device_mesh(plan, devices)
+        return plan_mesh(plan, devices)
     wanted = len({d for s in plan.stages for d in s.devices})
     if wanted != len(devices):
         raise ClusterError(
@@ -112,15 +112,11 @@ def stage_devices(plan: Plan, stage: int, devices: Sequence[Any]) -> Mesh:
             remedy="plan for Cluster.local(), or run where there are as many devices",
         )
     placed_stage = plan.stages[stage]
-    grid = np.array([devices[i] for i in placed_stage.devices], dtype=object).reshape(
-        [n for _, n in placed_stage.mesh_axes]
-    )
-    return Mesh(
-        grid, tuple(a for a, _ in placed_stage.mesh_axes), axis_types=(AxisType.Auto,) * len(placed_stage.mesh_axes)
-    )
+    mesh: Mesh = device_mesh(placed_stage.mesh_axes, [devices[i] for i in placed_stage.devices])
+    return mesh
 
 
-def device_mesh(plan: Plan, devices: Sequence[Any]) -> Mesh:
+def plan_mesh(plan: Plan, devices: Sequence[Any]) -> Mesh:
     """The plan's logical mesh over real devices.
 
     Raises:
@@ -135,15 +131,8 @@ def device_mesh(plan: Plan, devices: Sequence[Any]) -> Mesh:
             remedy="plan for Cluster.local(), or run where there are as many devices "
             "(on CPU: XLA_FLAGS=--xla_force_host_platform_device_count=N)",
         )
-    names = tuple(a for a, _ in axes)
-    grid = np.array(devices, dtype=object).reshape([n for _, n in axes])
-    return Mesh(grid, names, axis_types=(AxisType.Auto,) * len(names))
-
-
-def abstract_mesh(plan: Plan) -> AbstractMesh:
-    """The plan's logical mesh without devices: for programs that another process compiles."""
-    axes = plan.stages[0].mesh_axes
-    return AbstractMesh(tuple(n for _, n in axes), tuple(a for a, _ in axes), (AxisType.Auto,) * len(axes))
+    mesh: Mesh = device_mesh(axes, devices)
+    return mesh
 
 
 def lower(traced: Traced, plan: Plan, devices: Sequence[Any]) -> LoweredProgram:
@@ -159,7 +148,7 @@ def lower(traced: Traced, plan: Plan, devices: Sequence[Any]) -> LoweredProgram:
         PlanMismatchError: the plan keeps something in host memory that the devices have no access to.
     """
     check_host_memory(plan.content, devices)
-    return lower_on(traced, plan, device_mesh(plan, devices), devices[0].platform)
+    return lower_on(traced, plan, plan_mesh(plan, devices), devices[0].platform)
 
 
 def lower_on(traced: Traced, plan: Plan, mesh: Mesh | AbstractMesh, platform: str) -> LoweredProgram:
@@ -168,7 +157,7 @@ def lower_on(traced: Traced, plan: Plan, mesh: Mesh | AbstractMesh, platform: st
     Args:
         traced: the function that the plan was made for.
         plan: a plan with one stage.
-        mesh: its logical mesh, from `device_mesh` or `abstract_mesh`.
+        mesh: its logical mesh, from `plan_mesh`, or without devices.
         platform: jax's name of the kind of devices: "cpu", "tpu", "cuda".
     """
     callbacks = Callbacks(by_buffers=platform == "cpu", keeps=True)

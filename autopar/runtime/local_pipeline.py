@@ -10,9 +10,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from autopar._compat.meshes import device_mesh
 from autopar.frontend import Traced
 from autopar.ir.analysis import unread_inputs
 from autopar.lower.hosted import check_host_memory, hosted_of, sharding_of
@@ -367,7 +367,5 @@ def _result_places(runtime: LocalPipeline) -> dict[int, NamedSharding]:
 
 def stage_mesh(lowered: LoweredPipeline, worker: int, stage: int, devices: Sequence[Any]) -> Mesh:
     """The mesh on which a worker runs a stage."""
-    axes = lowered.mesh_axes(stage)
-    mesh_devices = [devices[i] for i in lowered.devices(worker, stage)]
-    grid = np.array(mesh_devices, dtype=object).reshape([n for _, n in axes])
-    return Mesh(grid, tuple(a for a, _ in axes), axis_types=(AxisType.Auto,) * len(axes))
+    mesh: Mesh = device_mesh(lowered.mesh_axes(stage), [devices[i] for i in lowered.devices(worker, stage)])
+    return mesh

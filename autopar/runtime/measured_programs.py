@@ -20,8 +20,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from autopar._compat.meshes import device_mesh
 from autopar.cluster.mesh import prime_factors
 from autopar.cost.calibration import What
 
@@ -328,11 +329,8 @@ def collective_cases(devices: Sequence[Any], effort: Effort) -> list[Case]:
         devices: two or more.
         effort: sizes.
     """
-    places = np.array(devices, dtype=object)
-    meshes = [
-        Mesh(places.reshape(shape), ("far", AXIS, "near"), axis_types=(AxisType.Auto,) * 3)
-        for shape in layouts(len(devices))
-    ]
+    names = ("far", AXIS, "near")
+    meshes = [device_mesh(list(zip(names, shape, strict=True)), devices) for shape in layouts(len(devices))]
     collectives = [_case(mesh, kind, size) for kind in KINDS for mesh in meshes for size in effort.collectives]
     by_size = {mesh.shape[AXIS]: mesh for mesh in meshes}
     return [*collectives, _between(meshes[0], ""), *(_between(mesh, "all-reduce") for mesh in by_size.values())]

@@ -15,9 +15,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import AxisType, Mesh
+from jax.sharding import Mesh
 
+from autopar._compat.meshes import device_mesh
 from autopar.cost.calibration import Sample, What
 from autopar.runtime.measured_programs import (
     AXIS,
@@ -50,7 +50,7 @@ def measure_devices(
         say: called with a line when a phase begins.
     """
     effort = effort or Effort()
-    mesh = Mesh(np.array(devices, dtype=object), (AXIS,), axis_types=(AxisType.Auto,))
+    mesh = device_mesh([(AXIS, len(devices))], devices)
     cases = [*_chains(mesh), *_products(mesh, effort), *_copies(mesh, effort), *special_cases(mesh, effort)]
     if len(devices) > 1:
         cases += collective_cases(devices, effort)

@@ -10,10 +10,11 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 import autopar
+from autopar._compat.meshes import abstract_mesh
 from autopar.api.options import ParallelOptions
 from autopar.api.pure import PureFunction
 from autopar.lower.aot.collectives import counted_collectives
-from autopar.lower.program import abstract_mesh, lower_on
+from autopar.lower.program import lower_on
 from benchmarks.clusters import bytes_cluster
 from examples import gpt, llama, mlp, moe, wide_resnet
 
@@ -23,7 +24,7 @@ def both(step, args, mesh=(2, 4)):
     pure = PureFunction(step, ParallelOptions(plan=plan))
     traced, plan = pure.plan(pure.resolve(args, {})[0])
     axes = plan.stages[0].mesh_axes
-    program = lower_on(traced, plan, abstract_mesh(plan), "cpu")
+    program = lower_on(traced, plan, abstract_mesh(plan.stages[0].mesh_axes), "cpu")
     lowered, _ = counted_collectives(program.function, program.shapes(traced), axes)
     said: Counter[tuple[str, str, int]] = Counter()
     for r in plan.communication:

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 import autopar
 from autopar import Cluster
+from autopar._compat.meshes import abstract_mesh
 from autopar.frontend import SignatureOptions, flatten_call, trace
 from autopar.lower.aot import parse_target
-from autopar.lower.program import abstract_mesh, lower_on
+from autopar.lower.program import lower_on
 from autopar.plan import CombinedBytes, StepForm
 from autopar.search import strategy_named
 from autopar.search.overlap_policy import OverlapPolicy
@@ -86,7 +87,7 @@ def test_compilers_for_gpus_are_asked(platform, told):
         plan.content, stages=(msgspec.structs.replace(stage, thresholds=CombinedBytes(1 << 20, 1 << 21)),)
     )
     plan = replace(plan, content=content)
-    options = lower_on(traced, plan, abstract_mesh(plan), platform).compiler_options
+    options = lower_on(traced, plan, abstract_mesh(plan.stages[0].mesh_axes), platform).compiler_options
     wanted = {
         "xla_gpu_all_reduce_combine_threshold_bytes": "1048576",
         "xla_gpu_reduce_scatter_combine_threshold_bytes": "1048576",

@@ -16,13 +16,14 @@ import msgspec
 from jax import export
 
 from autopar._compat.devices import xla_flags
+from autopar._compat.meshes import abstract_mesh
 from autopar.errors import AutoparError
 from autopar.frontend import Traced
 from autopar.lower.aot.base import Target
 from autopar.lower.aot.collectives import Key, counted_collectives
 from autopar.lower.aot.messages import ANSWER, PROGRAM, REQUEST, TEXT, CompiledSummary, CompileRequest, ProgramRequest
 from autopar.lower.hosted import hosted_of
-from autopar.lower.program import LoweredProgram, abstract_mesh, lower_on
+from autopar.lower.program import LoweredProgram, lower_on
 from autopar.plan import Plan
 
 _LAST_LINES = 12
@@ -67,7 +68,7 @@ def compile_for(target: Target, traced: Traced, plan: Plan, timeout_s: float = 1
         AutoparError: the target's compiler is not installed, or fails.
     """
     target.check_installed()
-    program = lower_on(traced, plan, abstract_mesh(plan), target.platform)
+    program = lower_on(traced, plan, abstract_mesh(plan.stages[0].mesh_axes), target.platform)
     exported = export.export(program.function, platforms=[target.platform])(*program.shapes(traced))
     ((compiled, text),) = compile_jobs(
         target, plan, [CompileJob(_request(plan, program), bytes(exported.serialize()))], timeout_s

@@ -9,12 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import msgspec
-import numpy as np
 from jax import export
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from autopar._compat.dtypes import jax_dtype
-from autopar._compat.meshes import partition_spec
+from autopar._compat.meshes import abstract_mesh, partition_spec
 from autopar.lower.hosted import placed
 from autopar.lower.pipeline.stage_program import Port, StageProgram, donated
 from autopar.schedule import Work
@@ -94,16 +93,16 @@ def prepared(program: StageProgram, axes: Axes) -> tuple[Any, list[Any]]:
         program: from `stage_programs`.
         axes: sizes of the mesh axes of its stage.
     """
-    mesh = AbstractMesh(tuple(n for _, n in axes), tuple(a for a, _ in axes), (AxisType.Auto,) * len(axes))
+    mesh = abstract_mesh(axes)
     sizes = dict(axes)
     whole = NamedSharding(mesh, jax.sharding.PartitionSpec())
     given = [
         jax.ShapeDtypeStruct((), jnp.int32, sharding=whole),
-        *(jax.ShapeDtypeStruct(p.shape(sizes), jax_dtype(p.type.dtype), sharding=p.sharding(mesh))  # type: ignore[arg-type]
+        *(jax.ShapeDtypeStruct(p.shape(sizes), jax_dtype(p.type.dtype), sharding=p.sharding(mesh))
           for p in program.reads),
     ]  # fmt: skip
     # What is exported is compiled elsewhere, with the options that it says.
-    return replace(program, compiler_options=()).jitted(mesh), given  # type: ignore[arg-type]
+    return replace(program, compiler_options=()).jitted(mesh), given
 
 
 def export_maker(
@@ -122,7 +121,7 @@ def export_maker(
         axes: sizes of the mesh axes.
         platform: jax's name of the devices that will run it.
     """
-    mesh = AbstractMesh(tuple(n for _, n in axes), tuple(a for a, _ in axes), (AxisType.Auto,) * len(axes))
+    mesh = abstract_mesh(axes)
     whole = NamedSharding(mesh, jax.sharding.PartitionSpec())
     given = [jax.ShapeDtypeStruct(jax.typeof(a).shape, jax.typeof(a).dtype, sharding=whole) for a in arguments]
     shardings = [r.sharding(mesh) for r in results]
@@ -151,12 +150,6 @@ def placed_port(port: Port) -> PlacedPort:
     at = int(port.stacked)
     split = (*dims[:at], tuple(port.layout.partial), *dims[at:]) if port.layout.partial else dims
     return PlacedPort(port.name, split, port.host)
-
-
-def mesh_of(axes: Axes, devices: Sequence[Any]) -> Mesh:
-    """The mesh of these axes over devices, which are in the order of the cluster."""
-    grid = np.array(devices, dtype=object).reshape([n for _, n in axes])
-    return Mesh(grid, tuple(a for a, _ in axes), axis_types=(AxisType.Auto,) * len(axes))
 
 
 def compile_program(program: ExportedProgram, mesh: Mesh) -> Callable[..., Sequence[Any]]:

@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from autopar._compat.dtypes import bytes_of, from_bytes, jax_dtype
+from autopar._compat.meshes import device_mesh
 from autopar.ir import TensorType
 from autopar.runtime.transport.permutes import wait_on_cpus
 from autopar.runtime.transport.tiles import moved
@@ -48,7 +49,7 @@ class Announcement:
 
     def __init__(self, results: Sequence[Announced], devices: Sequence[Any]) -> None:
         self._results = tuple(results)
-        self.mesh = Mesh(np.array(list(devices), dtype=object), (_ALL,), axis_types=(AxisType.Auto,))
+        self.mesh = device_mesh([(_ALL, len(devices))], devices)
         self._place = {d: n for n, d in enumerate(devices)}
         self._nothing: dict[Any, Any] = {}
         sizes = [-(-_bytes(r.type) // _WORD) for r in self._results]

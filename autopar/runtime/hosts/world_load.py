@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from autopar._compat.dtypes import jax_dtype
-from autopar._compat.meshes import partition_spec
+from autopar._compat.meshes import device_mesh, partition_spec
 from autopar.cluster import Cluster, LogicalMesh
 from autopar.cost import CostModel
 from autopar.frontend import Traced
@@ -77,11 +76,7 @@ def load_world(
     """
     grid, places, beginning, rounds = rounds_of(lowered, split_step)
     meshes = tuple(_mesh(grid, w, devices) for w in range(len(grid.workers)))
-    everything = Mesh(
-        np.array([devices[i] for i in grid.devices], dtype=object).reshape([n for _, n in grid.axes]),
-        grid.names,
-        axis_types=(AxisType.Auto,) * len(grid.axes),
-    )
+    everything = device_mesh(grid.axes, [devices[i] for i in grid.devices])
     stages = [lowered.mesh_axes(s) for s in range(lowered.table.num_stages)]
     programs = {p.work: p for p in lowered.programs}
     ends = _results(lowered, rounds.end, _homes(split_step, places))
@@ -162,10 +157,8 @@ def _grid(lowered: LoweredPipeline) -> Grid:
 def _mesh(grid: Grid, worker: int, devices: Sequence[Any]) -> Mesh:
     """The devices of a worker, with the axes of the grid."""
     axes, (first, count) = grid.axes_of(worker), grid.workers[worker]
-    mesh_devices = np.array([devices[i] for i in grid.devices[first : first + count]], dtype=object)
-    return Mesh(
-        mesh_devices.reshape([n for _, n in axes]), tuple(a for a, _ in axes), axis_types=(AxisType.Auto,) * len(axes)
-    )
+    mesh: Mesh = device_mesh(axes, [devices[i] for i in grid.devices[first : first + count]])
+    return mesh
 
 
 def _tables(lowered: LoweredPipeline, grid: Grid, worker: int) -> PathTables:

@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jax.sharding import AbstractMesh, AxisType
-
-from autopar.lower.pipeline.exported import Axes, mesh_of
+from autopar._compat.meshes import abstract_mesh, device_mesh
 from autopar.lower.pipeline.stage_program import Port
 from autopar.runtime.hosts.step_lists import LaidOut, ListMaker
 from autopar.runtime.ray.messages import PlannedExchange, PlannedMove
@@ -33,7 +31,9 @@ def planned_exchanges(source: Pipelined, groups: ProcessGroups) -> tuple[tuple[P
     """
     table, workers = source.program.table, range(source.num_workers)
     lists = tuple(w.instructions for w in source.program.workers)
-    meshes: dict[tuple[int, int], Any] = {(w, s): _abstract(source.axes[s]) for w in workers for s in source.stages(w)}
+    meshes: dict[tuple[int, int], Any] = {
+        (w, s): abstract_mesh(source.axes[s]) for w in workers for s in source.stages(w)
+    }
     reads: dict[tuple[int, str], tuple[Port, Any]] = {}
     makes: dict[tuple[int, str], tuple[Port, Any]] = {}
     for program in sorted(source.programs, key=lambda p: p.work):
@@ -55,10 +55,6 @@ def planned_exchanges(source: Pipelined, groups: ProcessGroups) -> tuple[tuple[P
     }
     exchanges = maker.ordered(lists, start, {}).exchanges
     return tuple(_of_worker(w, line, exchanges) for w, line in enumerate(lists))
-
-
-def _abstract(axes: Axes) -> AbstractMesh:
-    return AbstractMesh(tuple(n for _, n in axes), tuple(a for a, _ in axes), (AxisType.Auto,) * len(axes))
 
 
 def _laid_out(port: Port, mesh: Any) -> LaidOut:
@@ -104,8 +100,8 @@ def exchanges_of(
             ArrayMove(
                 m.shape,
                 m.dtype,
-                m.source.sharding(mesh_of(m.axes, devices(e.source))),
-                m.target.sharding(mesh_of(m.target_axes, devices(e.target))),
+                m.source.sharding(device_mesh(m.axes, devices(e.source))),
+                m.target.sharding(device_mesh(m.target_axes, devices(e.target))),
             )
             for m in e.moves
         ]

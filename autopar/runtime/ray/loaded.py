@@ -8,8 +8,9 @@ from typing import Any
 
 from jax.sharding import Mesh, NamedSharding
 
+from autopar._compat.meshes import device_mesh
 from autopar.lower.hosted import check_pinned
-from autopar.lower.pipeline.exported import ExportedProgram, compile_program, mesh_of
+from autopar.lower.pipeline.exported import ExportedProgram, compile_program
 from autopar.runtime.ampnet import AmpStage, run_stage
 from autopar.runtime.interpreter import After, Before, Ready, Worker
 from autopar.runtime.transport import WorkerLink
@@ -99,7 +100,7 @@ def load_programs(
     reads: dict[str, NamedSharding] = {}
     makes: dict[str, NamedSharding] = {}
     for p in programs:
-        mesh = meshes.setdefault(p.axes, mesh_of(p.axes, devices))
+        mesh = meshes.setdefault(p.axes, device_mesh(p.axes, devices))
         shardings = tuple(r.sharding(mesh) for r in p.reads)
         ready[p.work] = Ready(tuple(r.name for r in p.reads), shardings, compile_program(p, mesh))
         for port, sharding in zip(p.reads, shardings, strict=True):

@@ -9,8 +9,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, AxisType
 
+from autopar._compat.meshes import abstract_mesh
 from autopar.errors import AutoparError, ClusterError
 from autopar.frontend import Traced
 from autopar.lower.hosted import hosted_of, sharding_of
@@ -61,8 +61,7 @@ class RemoteProgram(LoadedStep):
     def program(self) -> StepShardings:
         """Shardings of inputs and outputs, on meshes without devices."""
         content = self.plan.content
-        axes = [s.mesh_axes for s in self.plan.stages]
-        meshes = [AbstractMesh(tuple(n for _, n in a), tuple(k for k, _ in a), (AxisType.Auto,) * len(a)) for a in axes]
+        meshes = [abstract_mesh(s.mesh_axes) for s in self.plan.stages]
         there = hosted_of(content)
         return StepShardings(
             tuple(sharding_of(r, meshes[r.stage], host=n in there.inputs) for n, r in enumerate(content.inputs)),

@@ -22,9 +22,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from autopar._compat.dtypes import dtype_name, jax_dtype, key_impl
+from autopar._compat.meshes import device_mesh
 from autopar.runtime.transport.base import WorkerLink
 from autopar.runtime.transport.tiles import moved
 
@@ -188,7 +189,8 @@ class MoveProgram:
     def mesh(self) -> Mesh:
         """All devices that have a part in it."""
         devices = dict.fromkeys(d for m in self.moves for s in (m.source, m.target) for d in s.mesh.devices.flat)
-        return Mesh(np.array(list(devices), dtype=object), (_DEVICES,), axis_types=(AxisType.Auto,))
+        mesh: Mesh = device_mesh([(_DEVICES, len(devices))], list(devices))
+        return mesh
 
     @property
     def is_here(self) -> bool:

@@ -17,8 +17,9 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from autopar._compat.dtypes import dtype_name
+from autopar._compat.meshes import device_mesh
 from autopar.lower.hosted import PINNED_HOST
-from autopar.lower.pipeline.exported import Axes, PlacedPort, mesh_of
+from autopar.lower.pipeline.exported import Axes, PlacedPort
 from autopar.runtime.interpreter import After, Before
 from autopar.runtime.transport.base import WorkerLink
 from autopar.runtime.transport.permutes import ArrayMove, Exchange, InFlight, MovePrograms, PermuteLinks
@@ -80,10 +81,10 @@ class WorldLink(WorkerLink):
         self._exchanges = exchanges
         self._programs = programs
         mesh_devices = devices(worker)
-        self._mesh = mesh_of((("devices", len(mesh_devices)),), mesh_devices)
+        self._mesh = device_mesh((("devices", len(mesh_devices)),), mesh_devices)
         self._processes = len({d.process_index for d in mesh_devices})
         everything = jax.devices()
-        self._everything = mesh_of((("devices", len(everything)),), everything)
+        self._everything = device_mesh((("devices", len(everything)),), everything)
         self._in_flight = InFlight(self._everything)
         self._links = PermuteLinks(exchanges, self._in_flight)
 
@@ -161,7 +162,7 @@ class WorldLink(WorkerLink):
 
     def _place(self, worker: int, facts: ArrayFacts) -> NamedSharding:
         count = math.prod(n for _, n in facts.axes)
-        return facts.place.sharding(mesh_of(facts.axes, self._devices(worker)[:count]))
+        return facts.place.sharding(device_mesh(facts.axes, self._devices(worker)[:count]))
 
     @staticmethod
     def _move(facts: ArrayFacts, source: NamedSharding, target: NamedSharding) -> ArrayMove:

@@ -24,7 +24,7 @@ from typing import Any
 import jax
 
 import autopar
-from autopar.runtime.hosts.world_load import load_world
+from autopar.runtime.hosts.one_program import load_world
 from benchmarks.report import Report, Row, Say
 from benchmarks.together import measured_together
 from examples import gpt, mlp

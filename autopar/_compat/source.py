@@ -38,7 +38,7 @@ def pass_of(source_info: Any) -> str:
     return "forward" if "jvp" in made_by else ""
 
 
-def is_computed_again(source_info: Any) -> bool:
+def is_recomputed(source_info: Any) -> bool:
     """Whether an equation is in the scope that jax makes around what a remat computes again.
 
     It stands directly behind the transformations, or at the beginning of the stack of an equation inside of the remat;

@@ -141,7 +141,7 @@ class ParallelOptions:
         return Request(self.attention, padding, self.collective_matmul, self.token_slices)
 
     @property
-    def remat_asked(self) -> str:
+    def requested_remat(self) -> str:
         """Levels of recomputation that the search may use; with slices of tokens none."""
         return "none" if self.token_slices is not None else self.remat or "none"
 

@@ -267,7 +267,7 @@ def planned_by_types(
     return form, placements[signature].with_notes(plan, pins)
 
 
-def placement_asked(traced: Traced, options: ParallelOptions, arrays: CurrentPlacement) -> CurrentPlacement:
+def requested_placement(traced: Traced, options: ParallelOptions, arrays: CurrentPlacement) -> CurrentPlacement:
     """Layouts that a plan of ``traced`` has to take as they are.
 
     Args:

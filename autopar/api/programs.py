@@ -28,7 +28,7 @@ from autopar.lower.program import plan_tables
 from autopar.lower.split_layers import split_layers
 from autopar.plan import Plan
 from autopar.runtime.ampnet import load_ampnet
-from autopar.runtime.hosts.world_load import load_stages
+from autopar.runtime.hosts.one_program import load_stages
 from autopar.runtime.loaded import LoadedProgram
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.runtime.ray.without_flush import load_remote_ampnet, load_remote_stale

@@ -24,7 +24,7 @@ from autopar.api.compiled import Compiled
 from autopar.api.constraints import Pin, constraints_of, merged
 from autopar.api.many_hosts import agree, many, same_arguments, share, takes_one_program, takes_one_stage
 from autopar.api.options import ParallelOptions
-from autopar.api.placement import CurrentPlacement, array_placement, placement_asked, planned_by_types
+from autopar.api.placement import CurrentPlacement, array_placement, planned_by_types, requested_placement
 from autopar.api.programs import (
     build_apart_on_workers,
     build_stages,
@@ -267,11 +267,11 @@ class PureFunction:
     def _whole_problem(self, traced: Traced, limit_bytes: int | None) -> Problem:
         """The problem with all that the user decided and wishes; what is None is free."""
         o = self.options
-        on_workers, asked = isinstance(o.cluster, RayCluster), stages_asked(o)
+        on_workers, asked = isinstance(o.cluster, RayCluster), requested_stages(o)
         problem = self.problem(traced, limit_bytes)
         if asked is None and takes_one_stage(o, problem.cluster):
             asked = 1
-        job = replace(problem.job, num_stages=asked, schedule=o.schedule, remat=o.remat_asked)
+        job = replace(problem.job, num_stages=asked, schedule=o.schedule, remat=o.requested_remat)
         subproblem = Subproblem(uniform_stages=on_workers and o.num_stages == "auto", on_workers=on_workers)
         return replace(problem, request=o.request, job=job, subproblem=subproblem)
 
@@ -294,7 +294,7 @@ class PureFunction:
         o = self.options
         cluster = o.cluster or Cluster.local()
         donated = frozenset(traced.arguments[i][0] for i in self.donated(traced))
-        placed = placement_asked(traced, o, self._placements[traced.signature])
+        placed = requested_placement(traced, o, self._placements[traced.signature])
         pinned = constraints_of(self._pins(traced), traced.graph, cluster.num_devices)
         return Problem(
             traced.graph,
@@ -491,7 +491,7 @@ def input_tree(traced: Traced) -> Callable[[list[Any]], Any]:
     return tree
 
 
-def stages_asked(options: ParallelOptions) -> int | None:
+def requested_stages(options: ParallelOptions) -> int | None:
     """Number of stages that is asked for: as a number, by ``like``, or as workers on Ray; None where it is free."""
     asked = None if options.num_stages == "auto" else int(options.num_stages)
     if (shared := SharedState.of_stages(options.like)) is not None:

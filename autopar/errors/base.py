@@ -55,7 +55,7 @@ def as_kind(error: AutoparError, kind: type[Exception]) -> AutoparError:
     """
     if isinstance(error, kind):
         return error
-    both: AutoparError = _again(type(error), kind, error.__dict__, error.args)
+    both: AutoparError = _unpickled(type(error), kind, error.__dict__, error.args)
     return both
 
 
@@ -64,13 +64,13 @@ def _both(ours: Any, kind: Any) -> Any:
     """A class of both types under the name of the first."""
 
     def reduced(self: AutoparError) -> tuple[Any, ...]:
-        return _again, (ours, kind, self.__dict__, self.args)
+        return _unpickled, (ours, kind, self.__dict__, self.args)
 
     names = {"__module__": ours.__module__, "__qualname__": ours.__qualname__, "__doc__": ours.__doc__}
     return type(ours.__name__, (ours, kind), {**names, "__reduce__": reduced})
 
 
-def _again(ours: Any, kind: Any, state: dict[str, Any], args: tuple[Any, ...]) -> Any:
+def _unpickled(ours: Any, kind: Any, state: dict[str, Any], args: tuple[Any, ...]) -> Any:
     """A pickled error."""
     error = _both(ours, kind).__new__(_both(ours, kind))
     error.__dict__.update(state)

@@ -26,7 +26,7 @@ from autopar._compat.primitives import optimization_barrier_p, sharding_constrai
 from autopar._compat.source import source_line
 from autopar.frontend.attrs import attrs_of, placed_attrs, result_shardings
 from autopar.frontend.bordered import fold_borders
-from autopar.frontend.counted import Known, batched, is_indexed
+from autopar.frontend.counted import ValueFacts, batched, is_indexed
 from autopar.frontend.equations import (
     PLACING,
     body_of,
@@ -237,7 +237,7 @@ class _GraphBuilder:
         self, primitive: str, params: Mapping[str, Any], inputs: list[Operand], scope: str
     ) -> tuple[Mapping[str, Any], list[Operand]]:
         """Parameters and operands of a read or write, with batching dims where its indices count."""
-        rewritten = batched(primitive, params, inputs, Known(self.producers, self.types, self.given))
+        rewritten = batched(primitive, params, inputs, ValueFacts(self.producers, self.types, self.given))
         if rewritten is None:
             return params, inputs
         (indices, *more) = rewritten.components

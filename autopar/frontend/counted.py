@@ -20,7 +20,7 @@ _LARGEST = 1 << 20
 
 
 @dataclass(frozen=True)
-class Known:
+class ValueFacts:
     """Facts about the values of a graph under construction.
 
     Args:
@@ -133,23 +133,25 @@ def is_indexed(primitive: str) -> bool:
     return primitive == "gather" or primitive.startswith("scatter")
 
 
-def batched(primitive: str, params: Mapping[str, Any], operands: Sequence[Operand], known: Known) -> Batched | None:
+def batched(
+    primitive: str, params: Mapping[str, Any], operands: Sequence[Operand], facts: ValueFacts
+) -> Batched | None:
     """The same read or write with batching dims for indices that count; None where none does.
 
     Args:
         primitive: one of which `is_indexed` is true.
         params: of the equation.
         operands: the array, the indices, and the updates of a write.
-        known: what is known of values.
+        facts: about values.
     """
-    joined = known.producers.get(operands[1]) if isinstance(operands[1], str) else None
+    joined = facts.producers.get(operands[1]) if isinstance(operands[1], str) else None
     if joined is None or joined.primitive != "concatenate" or not isinstance(operands[0], str):
         return None
     if any(isinstance(c, Literal) for c in joined.operands):
         return None
     components = [str(c) for c in joined.operands]
     rank = joined.results[0].type.rank
-    if joined.integer("dimension") != rank - 1 or any(known.shape(c)[-1] != 1 for c in components):
+    if joined.integer("dimension") != rank - 1 or any(facts.shape(c)[-1] != 1 for c in components):
         return None
     reads = primitive == "gather"
     numbers = params["dimension_numbers"]
@@ -157,12 +159,12 @@ def batched(primitive: str, params: Mapping[str, Any], operands: Sequence[Operan
     single = numbers.collapsed_slice_dims if reads else numbers.inserted_window_dims
     rows = list(numbers.start_indices_batching_dims if reads else numbers.scatter_indices_batching_dims)
     pairs = list(zip(numbers.operand_batching_dims, rows, strict=True))
-    shape = known.shape(operands[0])
+    shape = facts.shape(operands[0])
     kept: list[int] = []
     for n, component in enumerate(components):
-        dim, row = picked[n], known.counts_along(component)
+        dim, row = picked[n], facts.counts_along(component)
         fits = row is not None and row != rank - 1 and row not in rows and dim in single
-        if row is None or not fits or shape[dim] != known.shape(component)[row]:
+        if row is None or not fits or shape[dim] != facts.shape(component)[row]:
             kept.append(n)
             continue
         pairs.append((dim, row))

@@ -19,7 +19,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.extend.core import Literal as JaxLiteral
 
 from autopar._compat.primitives import bind
-from autopar._compat.source import is_computed_again, pass_of
+from autopar._compat.source import is_recomputed, pass_of
 from autopar.ir.phases import RECOMPUTED, phase_of_marks
 
 _V = TypeVar("_V")
@@ -108,7 +108,7 @@ def marks_of_equation(eqn: JaxprEqn, in_remat: bool = False) -> tuple[str, ...]:
         eqn: the equation.
         in_remat: whether it is inside of a remat of the backward pass.
     """
-    again = (RECOMPUTED,) if in_remat and is_computed_again(eqn.source_info) else ()
+    again = (RECOMPUTED,) if in_remat and is_recomputed(eqn.source_info) else ()
     made_in = pass_of(eqn.source_info)
     return (made_in, *again) if made_in else again
 

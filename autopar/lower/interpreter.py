@@ -137,8 +137,8 @@ class Interpreter:
         results = []
         for o, layout in zip(graph.outputs, wanted, strict=True):
             source = env.get(o.operand) if isinstance(o.operand, str) else None
-            if isinstance(source, Held) and source.stays_away(layout):
-                results.append(source.as_it_lies())
+            if isinstance(source, Held) and source.stays_on_host(layout):
+                results.append(source.as_stored())
             else:
                 results.append(self.read(env, o.operand, o.type, layout, "update" if not self.prefix else phase))
         return results
@@ -176,7 +176,7 @@ class Interpreter:
         """An operand's local piece in host memory."""
         value = env[operand] if isinstance(operand, str) else None
         if isinstance(value, Held):
-            return value.take_there(layout or Layout.replicated(type.rank), self.phase)
+            return value.take_on_host(layout or Layout.replicated(type.rank), self.phase)
         return to_host(self.read(env, operand, type, layout, self.phase))
 
     def _operator(self, bound: BoundGraph, op: Operator, env: Env) -> None:
@@ -327,7 +327,7 @@ class Interpreter:
         layouts = [k or Layout.replicated(t.rank) for k, t in zip(wanted, types, strict=True)]
         away = taken_in_slices(env, op, layouts)
         arrays = [
-            away[n].as_it_lies() if n in away else self.read(env, o, t, k, self.phase)
+            away[n].as_stored() if n in away else self.read(env, o, t, k, self.phase)
             for n, (o, t, k) in enumerate(zip(op.operands, types, layouts, strict=True))
         ]
         arrays = [jnp.asarray(a) if isinstance(a, np.ndarray | np.generic) else a for a in arrays]

@@ -59,7 +59,7 @@ class LayerLoop:
     written: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def runs_again(self) -> bool:
+    def recomputes(self) -> bool:
         """Whether trips run layers of the forward pass again."""
         return self.pair is not None and self.op == self.pair.backward
 
@@ -76,13 +76,13 @@ class LayerLoop:
         """Names of the values that it takes."""
         moved = self.moved(graph)
         names = names_read(moved) - set(names_made(moved)) - set(self.made(graph))
-        if self.runs_again and self.pair is not None:
+        if self.recomputes and self.pair is not None:
             names.update(graph.by_id[self.pair.forward].reads)
-        return (names | set(graph.by_id[self.op].reads if self.op else ())) - set(self._made_again)
+        return (names | set(graph.by_id[self.op].reads if self.op else ())) - set(self._recomputed_stacks)
 
     @property
-    def _made_again(self) -> tuple[str, ...]:
-        return self.pair.stacks if self.runs_again and self.pair is not None else ()
+    def _recomputed_stacks(self) -> tuple[str, ...]:
+        return self.pair.stacks if self.recomputes and self.pair is not None else ()
 
 
 def with_layer_loops(
@@ -162,19 +162,21 @@ class _Trips:
     ) -> None:
         graph, mark = bound.graph, SEGMENTS if loop.pair else ""
         self.bound, self.loop, self.env, self.recorder, self.entered = bound, loop, env, recorder, entered
-        again = loop.pair if loop.runs_again else None
-        given = {**env, **dict.fromkeys(again.stacks)} if again else env
+        recomputed = loop.pair if loop.recomputes else None
+        given = {**env, **dict.fromkeys(recomputed.stacks)} if recomputed else env
         self.body = RetracedLoop.of(bound, graph.by_id[loop.op], given, recorder, mark) if loop.op else None
-        self.again = RetracedLoop.of(bound, graph.by_id[again.forward], env, recorder, mark) if again else None
+        self.recomputed = (
+            RetracedLoop.of(bound, graph.by_id[recomputed.forward], env, recorder, mark) if recomputed else None
+        )
         carries, of_op = self.body.results if self.body else ((), ())
         self.carries = [*carries, *loop.totals]
-        left = loop.pair.stacks if loop.pair and not again else ()
+        left = loop.pair.stacks if loop.pair and not recomputed else ()
         self.makes = [*(n for n in of_op if n in whole and n not in left), *loop.results]
         self.update = _Update(bound, loop, env, recorder)
-        traced = [t for t in (self.again, self.body) if t]
+        traced = [t for t in (self.recomputed, self.body) if t]
         stacks = {n: a for t in traced for n, a in zip(t.names, t.stacks, strict=True)}
         stacks |= {n: env[n] for n in self.update.taken if n not in of_op}
-        self.stacks = {n: a for n, a in stacks.items() if not again or n not in again.stacks}
+        self.stacks = {n: a for n, a in stacks.items() if not recomputed or n not in recomputed.stacks}
 
     def results(self) -> dict[str, Any]:
         """The results of the loop, by name."""
@@ -185,12 +187,12 @@ class _Trips:
 
     def _by_layer(self, initial: list[Any]) -> tuple[Sequence[Any], dict[str, Any]]:
         """Carries and stacks of trips of one layer, to which the loop gives slices."""
-        pair, keeps, names = self.loop.pair, self.loop.pair is not None and self.again is None, list(self.stacks)
+        pair, keeps, names = self.loop.pair, self.loop.pair is not None and self.recomputed is None, list(self.stacks)
 
         def trip(carry: Sequence[Any], row: Any) -> tuple[list[Any], Any]:
             number, taken, start = row
             rows = dict(zip(names, taken, strict=True))
-            if self.again and pair:
+            if self.recomputed and pair:
                 rows |= zip(pair.stacks, self._left(start, rows)[1], strict=True)
             after, slices = self._layer(carry, number, rows)
             return after, ([slices[n] for n in self.makes], list(carry) if keeps else [])
@@ -199,7 +201,7 @@ class _Trips:
         if self.loop.updates:
             with self._around():
                 numbers = _numbers(self.loop.length)
-        start = self.entered[pair.forward] if self.again and pair else None
+        start = self.entered[pair.forward] if self.recomputed and pair else None
         carry, (slices, entering) = self._over(trip, initial, (numbers, list(self.stacks.values()), start))
         if keeps:
             self.entered[self.loop.op] = entering
@@ -209,20 +211,20 @@ class _Trips:
         """Carries and stacks of trips of several layers, which read and write rows of stacks."""
         pair, layers, ends = self.loop.pair, self.loop.layers, self.loop.written
         assert pair is not None and self.body is not None
-        keeps, given = self.again is None, [n for n in self.makes if n not in ends.values()]
+        keeps, given = self.recomputed is None, [n for n in self.makes if n not in ends.values()]
         fixed = {n: a for n, a in self.stacks.items() if n not in ends}
 
         def segment(state: tuple[Sequence[Any], Mapping[str, Any]], row: tuple[Any, Any]) -> tuple[Any, Any]:
             (carry, written), (first, start) = state, row
 
             def ahead(carry: Sequence[Any], number: Any) -> tuple[list[Any], list[Any]]:
-                return self._left(carry, self._rows(self.again, {**fixed, **written}, first + number))
+                return self._left(carry, self._rows(self.recomputed, {**fixed, **written}, first + number))
 
             def one(state: Any, row: tuple[Any, Sequence[Any]]) -> tuple[Any, list[Any]]:
                 (carry, written), (number, left) = state, row
                 here = first + number
                 rows = self._rows(self.body, {**fixed, **written}, here)
-                rows |= zip(pair.stacks, left, strict=True) if self.again else ()
+                rows |= zip(pair.stacks, left, strict=True) if self.recomputed else ()
                 after, slices = self._layer(carry, here, rows)
                 if ends:
                     with self._around():  # what a layer reads of a stack it has read before it writes
@@ -231,7 +233,7 @@ class _Trips:
                         written = {n: _put(written[n], row, at) for n, row in zip(ends, new, strict=True)}
                 return (after, written), [slices[n] for n in given]
 
-            left = self.again.over(ahead, start, _numbers(layers))[1] if self.again else []
+            left = self.recomputed.over(ahead, start, _numbers(layers))[1] if self.recomputed else []
             end, slices = self._over(one, (carry, written), (_numbers(layers), left))
             return end, (list(carry) if keeps else [], slices)
 
@@ -262,12 +264,12 @@ class _Trips:
 
     def _left(self, carry: Sequence[Any], rows: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
         """Carries of a layer that runs again, and its slices of the stacks that the backward pass reads."""
-        again, pair = self.again, self.loop.pair
-        assert again is not None and pair is not None
-        names = [v.name for v in again.op.results]
-        carried = range(again.scan.num_carry if self.loop.layers > 1 else 0)
+        recomputed, pair = self.recomputed, self.loop.pair
+        assert recomputed is not None and pair is not None
+        names = [v.name for v in recomputed.op.results]
+        carried = range(recomputed.scan.num_carry if self.loop.layers > 1 else 0)
         numbers = [*carried, *(names.index(name) for name in pair.stacks)]
-        outputs = again.trip(carry, [rows[n] for n in again.names], numbers, again=True)
+        outputs = recomputed.trip(carry, [rows[n] for n in recomputed.names], numbers, again=True)
         return outputs[: len(carried)], outputs[len(carried) :]
 
     def _layer(self, carry: Sequence[Any], number: Any, rows: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:

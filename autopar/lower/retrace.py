@@ -369,7 +369,7 @@ class RetracedLoop:
         outputs = [graph.outputs[n].operand for n in wanted]
         operators = closure(graph.operators, outputs)
         if again:
-            operators = [_again(o) for o in operators]
+            operators = [_recomputed(o) for o in operators]
         part = replace(self.region, graph=Graph(graph.name, graph.inputs, tuple(operators), graph.outputs))
         values = run_whole(part, self.values(carry, slices), self.recorder)
         return [read(o, values) for o in outputs]
@@ -380,6 +380,6 @@ def read(operand: Operand, values: Mapping[str, Any]) -> Any:
     return jnp.asarray(scalar(operand)) if isinstance(operand, Literal) else values[operand]
 
 
-def _again(op: Operator) -> Operator:
+def _recomputed(op: Operator) -> Operator:
     """An operator that runs again in the backward pass."""
     return replace(op, scope=f"{op.scope}/{SCOPE}" if op.scope else SCOPE, marks=marks_of(op.marks, AGAIN))

@@ -50,7 +50,7 @@ class Held:
         barriers: of the graph that it is in; None where collectives may run as they like.
         age: number of the last region of ``barriers`` that it depends on.
         away: whether the value as made is in host memory still.
-        there: pieces of it in host memory, by layout.
+        on_host: pieces of it in host memory, by layout.
         unmade: a product whose terms are not summed yet: its blocks travel where one step sums and scatters them.
     """
 
@@ -60,7 +60,7 @@ class Held:
     barriers: CollectiveBarriers | None = None
     age: int = 0
     away: bool = False
-    there: dict[Layout, Any] = field(default_factory=dict)
+    on_host: dict[Layout, Any] = field(default_factory=dict)
     unmade: Unmade | None = None
 
     @property
@@ -73,11 +73,11 @@ class Held:
         """The layout that it was made in."""
         return self.routes.layout
 
-    def stays_away(self, required: Layout) -> bool:
+    def stays_on_host(self, required: Layout) -> bool:
         """Whether a reader of the layout ``required`` can take the value from host memory."""
         return self.away and required == self.layout
 
-    def as_it_lies(self) -> Any:
+    def as_stored(self) -> Any:
         """The value as it was made, in host memory where it is there."""
         return self._made(("", self.layout))
 
@@ -87,13 +87,13 @@ class Held:
             self.arrays[place] = self.unmade.whole()
         return self.arrays[place]
 
-    def take_there(self, required: Layout, phase: str) -> Any:
+    def take_on_host(self, required: Layout, phase: str) -> Any:
         """The local piece in ``required``, in host memory; it is resharded on the devices if need be."""
-        if self.stays_away(required):
-            return self.as_it_lies()
-        if required not in self.there:
-            self.there[required] = to_host(self.take(required, phase))
-        return self.there[required]
+        if self.stays_on_host(required):
+            return self.as_stored()
+        if required not in self.on_host:
+            self.on_host[required] = to_host(self.take(required, phase))
+        return self.on_host[required]
 
     def take(self, required: Layout, phase: str, now: Any = None, instead: Instead | None = None) -> Any:
         """The local piece in ``required``, resharded if need be.
@@ -107,7 +107,7 @@ class Held:
         """
         if self.away:
             self.away = False
-            self.there[self.layout] = self.arrays["", self.layout]
+            self.on_host[self.layout] = self.arrays["", self.layout]
             self.arrays["", self.layout] = to_device(self.arrays["", self.layout])
         place = self.routes.place(required, phase)
         for source, target in self.routes.take(required, phase):
@@ -169,7 +169,7 @@ def taken_in_slices(
     first = Scan.of(op).num_whole if op.primitive == "scan" else len(op.operands)
     for n, (operand, layout) in enumerate(zip(op.operands, layouts, strict=True)):
         source = env.get(operand) if isinstance(operand, str) else None
-        if n >= first and isinstance(source, Held) and source.stays_away(layout):
+        if n >= first and isinstance(source, Held) and source.stays_on_host(layout):
             away[n] = source
     return away
 

@@ -17,7 +17,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.extend.core import Literal as JaxLiteral
 
 from autopar._compat.jaxprs import plain_params
-from autopar._compat.source import is_computed_again
+from autopar._compat.source import is_recomputed
 from autopar.frontend.equations import (
     bind_equation,
     body_of,
@@ -125,28 +125,34 @@ class PrecisionWalk:
         wanted: variables of the jaxpr that are computed in float32 in any case.
         scales: what operands in 8 bits are multiplied by.
         enclosing: phase of what is not marked.
-        again: whether it is inside of what a remat computes again.
+        recomputed: whether it is inside of what a remat computes again.
     """
 
     def __init__(
-        self, precision: Precision, wanted: Wanted, scales: Scales, enclosing: str = "update", *, again: bool = False
+        self,
+        precision: Precision,
+        wanted: Wanted,
+        scales: Scales,
+        enclosing: str = "update",
+        *,
+        recomputed: bool = False,
     ) -> None:
         self.precision, self.scales = precision, scales
         self.dtype = _DTYPES[precision.compute]
         self.wide, self.exact = wanted.wide, wanted.exact
-        self.enclosing, self.again = enclosing, again
+        self.enclosing, self.recomputed = enclosing, recomputed
 
     def jaxpr(self, jaxpr: Jaxpr, constants: Sequence[Twin], operands: Sequence[Twin], scope: str) -> list[Twin]:
         """Results of a jaxpr."""
         return interpreted(jaxpr, [*constants, *operands], scope, self.equation, Twin)
 
-    def _is_again(self, eqn: JaxprEqn) -> bool:
-        return self.again or is_computed_again(eqn.source_info)
+    def _is_recomputed(self, eqn: JaxprEqn) -> bool:
+        return self.recomputed or is_recomputed(eqn.source_info)
 
     def equation(self, eqn: JaxprEqn, operands: list[Twin], scope: str) -> list[Twin]:
         """Results of one equation."""
         results = self._equation(eqn, operands, scope)
-        if phase_of_equation(eqn, self.enclosing) == "backward" and not self._is_again(eqn):
+        if phase_of_equation(eqn, self.enclosing) == "backward" and not self._is_recomputed(eqn):
             for result in results:
                 result.cotangent = True
         return results
@@ -179,7 +185,7 @@ class PrecisionWalk:
         marked = phase_of_equation(eqn, self.enclosing)
         results = self._results_wanted(closed.jaxpr.outvars, eqn.outvars)
         of_body = Wanted.of(closed.jaxpr, marked, results)
-        inside = PrecisionWalk(self.precision, of_body, self.scales, marked, again=self._is_again(eqn))
+        inside = PrecisionWalk(self.precision, of_body, self.scales, marked, recomputed=self._is_recomputed(eqn))
         return inside.jaxpr(closed.jaxpr, [Twin(c) for c in closed.consts], [operands[i] for i in taken], scope)
 
     def _plain(self, eqn: JaxprEqn, operands: list[Twin]) -> list[Twin]:

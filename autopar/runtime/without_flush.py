@@ -25,9 +25,8 @@ from autopar.lower.pipeline.without_flush import StalePipeline
 from autopar.lower.split_layers import SplitStep
 from autopar.runtime.hosts.agree import Agreement
 from autopar.runtime.hosts.arrays import empty
-from autopar.runtime.hosts.lists_load import load_lists
 from autopar.runtime.hosts.step_lists import LaidOut, StepLists, input_buffer
-from autopar.runtime.hosts.world_lists import WorldLists
+from autopar.runtime.hosts.world_lists import WorldLists, load_lists
 from autopar.runtime.launches import LAUNCHES
 from autopar.runtime.loaded import LoadedProgram, Shardings
 from autopar.schedule import NONE, Buffer, Dataflow, Task, Work

@@ -9,9 +9,8 @@
 
 from autopar.schedule.base import Schedule
 from autopar.schedule.build import build, place
-from autopar.schedule.chain import chain
 from autopar.schedule.check import check_barrier, check_dataflow, check_table
-from autopar.schedule.dataflow import Dataflow, ValueRef, ValueSpec, Work, WorkSpec, work_of
+from autopar.schedule.dataflow import Dataflow, ValueRef, ValueSpec, Work, WorkSpec, chain, work_of
 from autopar.schedule.instructions import (
     NONE,
     Accumulate,

@@ -19,7 +19,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxpr_as_fun
 from jax.extend.core import Literal as JaxLiteral
 
 from autopar._compat.primitives import bind
-from autopar._compat.source import is_computed_again, pass_of, source_line
+from autopar._compat.source import is_recomputed, pass_of, source_line
 from autopar.errors import TraceError
 from autopar.transforms.codes import MaxWindows
 
@@ -206,7 +206,7 @@ def _seeds(lines: Sequence[_Equation]) -> tuple[Mapping[int, tuple[int, ...]], s
     seeds: dict[int, tuple[int, ...]] = {}
     reached: set[int] = set()
     for n, line in enumerate(lines):
-        rematerialized = is_computed_again(line.eqn.source_info)
+        rematerialized = is_recomputed(line.eqn.source_info)
         if reached.intersection(_numbers(line.operands)):
             reached.update(line.results)
         elif line.differentiated and _is_backward(line.eqn) and not rematerialized:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from jax._src.source_info_util import Scope, Transform
 
-from autopar._compat.source import is_computed_again
+from autopar._compat.source import is_recomputed
 
 AGAIN = Scope("rematted_computation")
 
@@ -27,4 +27,4 @@ AGAIN = Scope("rematted_computation")
 )
 def test_the_scope_of_a_remat_stands_directly_behind_the_transformations(stack: list[object], again: bool) -> None:
     info = SimpleNamespace(name_stack=SimpleNamespace(stack=tuple(stack)))
-    assert is_computed_again(info) is again
+    assert is_recomputed(info) is again

@@ -20,8 +20,8 @@ from autopar.lower.pipeline.build import lower_pipeline
 from autopar.lower.pipeline.source import TracedStages
 from autopar.lower.split_layers import split_layers
 from autopar.plan import StepForm
-from autopar.runtime.hosts.lists_load import load_lists
-from autopar.runtime.hosts.world_load import load_stages
+from autopar.runtime.hosts.one_program import load_stages
+from autopar.runtime.hosts.world_lists import load_lists
 from autopar.runtime.loaded import LoadedProgram
 from autopar.stages.layers import forward_operators, members_of
 from tests.end_to_end.compare import difference

@@ -14,8 +14,7 @@ import autopar
 from autopar import Plan
 from autopar.lower.hosted import PINNED_HOST
 from autopar.lower.pipeline.without_flush import StalePipeline
-from autopar.runtime.hosts.lists_load import load_lists
-from autopar.runtime.hosts.world_lists import WorldLists
+from autopar.runtime.hosts.world_lists import WorldLists, load_lists
 from autopar.runtime.without_flush import load_stale
 from examples import gpt, mlp
 from tests.end_to_end.towers import Towers

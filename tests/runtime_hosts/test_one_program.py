@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import autopar
-from autopar.runtime.hosts.world_load import load_world
+from autopar.runtime.hosts.one_program import load_world
 
 
 def both(fn: Any, args: Any, **options: Any) -> tuple[list[Any], list[Any], Any]:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import autopar
-from autopar.runtime.hosts.world_load import load_world
+from autopar.runtime.hosts.one_program import load_world
 from examples import mlp
 from tests.runtime_hosts.launch import results, run
 

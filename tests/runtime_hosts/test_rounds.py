@@ -17,7 +17,7 @@ from autopar.api.pure import PureFunction
 from autopar.errors import ScheduleError
 from autopar.lower.pipeline.build import LoweredPipeline, lower_pipeline
 from autopar.lower.split_layers import SplitStep, split_layers
-from autopar.runtime.hosts.world_load import rounds_of
+from autopar.runtime.hosts.one_program import rounds_of
 from autopar.schedule import Accumulate, Recv, Run, Send
 from autopar.simulate import equal_stages
 from autopar.simulate import run as simulated

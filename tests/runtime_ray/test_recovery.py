@@ -7,7 +7,6 @@ import pytest
 from autopar.errors import WorkerLostError
 from autopar.runtime.ray.ledger import Call, Ledger
 from autopar.runtime.ray.recovery import (
-    Asked,
     End,
     Finish,
     GiveUp,
@@ -17,6 +16,7 @@ from autopar.runtime.ray.recovery import (
     Recovery,
     RecoveryPlace,
     Replay,
+    Requested,
     RetryPolicy,
     Succeeded,
 )
@@ -36,31 +36,31 @@ def replayed(policy: RetryPolicy, *events: object) -> list[object]:
 
 
 def test_an_operation_that_succeeds() -> None:
-    assert replayed(RetryPolicy(), Asked(True), Succeeded()) == [Operate(), Finish()]
-    assert replayed(RetryPolicy(), Asked(False), Succeeded(), Succeeded()) == [Launch(), Operate(), Finish()]
+    assert replayed(RetryPolicy(), Requested(True), Succeeded()) == [Operate(), Finish()]
+    assert replayed(RetryPolicy(), Requested(False), Succeeded(), Succeeded()) == [Launch(), Operate(), Finish()]
 
 
 def test_workers_are_replaced_and_calls_repeated() -> None:
-    events = [Asked(True), lost(), Succeeded(2), Succeeded(2), Succeeded(1), Succeeded(), Succeeded()]
+    events = [Requested(True), lost(), Succeeded(2), Succeeded(2), Succeeded(1), Succeeded(), Succeeded()]
     want = [Operate(), End(0.0), Launch(), Replay(), Replay(), Operate(), Finish()]
     assert replayed(RetryPolicy(recover=True), *events) == want
 
 
 def test_losses_while_workers_start_and_repeat_are_losses_too() -> None:
-    events = [Asked(False), lost(), Succeeded(1), Succeeded(1), lost(), Succeeded(1), Succeeded(1), Succeeded()]
+    events = [Requested(False), lost(), Succeeded(1), Succeeded(1), lost(), Succeeded(1), Succeeded(1), Succeeded()]
     want = [Launch(), End(0.0), Launch(), Replay(), End(0.5), Launch(), Replay(), Operate()]
     assert replayed(RetryPolicy(recover=True), *events) == want
 
 
 def test_without_recovery_a_loss_is_the_end() -> None:
-    _, last = replayed(RetryPolicy(), Asked(True), lost())
+    _, last = replayed(RetryPolicy(), Requested(True), lost())
     assert isinstance(last, GiveUp)
     assert (last.error, last.why) == (ERROR, "")
 
 
 def test_attempts_are_counted_and_told() -> None:
     policy = RetryPolicy(recover=True, attempts=3)
-    events = [Asked(True), lost(), Succeeded(), Succeeded(), lost(), Succeeded(), Succeeded(), lost()]
+    events = [Requested(True), lost(), Succeeded(), Succeeded(), lost(), Succeeded(), Succeeded(), lost()]
     *_, last = replayed(policy, *events)
     assert isinstance(last, GiveUp)
     assert last.why == "3 attempts failed (attempts=3)"
@@ -68,7 +68,7 @@ def test_attempts_are_counted_and_told() -> None:
 
 @pytest.mark.parametrize(("places", "stops"), [([FORWARD] * 3, True), ([FORWARD, LOADING, FORWARD], False)])
 def test_a_loss_that_repeats_at_one_place_stops_early(places: list[RecoveryPlace], stops: bool) -> None:
-    events: list[object] = [Asked(True)]
+    events: list[object] = [Requested(True)]
     for place in places:
         events += [lost(place), Succeeded(), Succeeded()]
     instructions = replayed(RetryPolicy(recover=True, repeats=3), *events[:-2])

@@ -69,11 +69,11 @@ def test_steps_bytes_and_recoveries_are_counted_and_told(caplog: pytest.LogCaptu
                 assert isinstance(group, FragileWorkerGroup)
                 group.lose(1)
                 wait_for(lambda: driver.session.monitor.gone() == (1,))
-                driver._watch.look(driver.session)  # what its thread does while nobody calls
+                driver._watch.check(driver.session)  # what its thread does while nobody calls
                 idle = samples_of(cluster.metrics)
             mine, _ = function(mine, batch)
         found = samples_of(cluster.metrics)
-        driver._watch.look(driver.session)
+        driver._watch.check(driver.session)
         assert samples_of(cluster.metrics)["autopar_processes"] == 2
     assert idle["autopar_processes"] == 1
     assert found["autopar_step_seconds_count"] == 3

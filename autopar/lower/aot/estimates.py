@@ -145,14 +145,14 @@ class _ComputationClock:
     ends: dict[str, tuple[float, float]] = field(default_factory=dict)
     products_s: float = 0.0
     memory_s: float = 0.0
-    said_s: float = 0.0
+    reported_s: float = 0.0
     collectives_s: float = 0.0
     exposed_s: float = 0.0
     asynchronous_s: float = 0.0
 
     def compute(self, seconds: float, *, product: bool, said: bool) -> None:
         self.now += seconds
-        self.said_s += seconds if said else 0.0
+        self.reported_s += seconds if said else 0.0
         if product:
             self.products_s += seconds
         else:
@@ -180,7 +180,7 @@ class _ComputationClock:
         self.now += inner.total_s
         self.products_s += inner.products_s
         self.memory_s += inner.memory_s
-        self.said_s += inner.said * (inner.products_s + inner.memory_s)
+        self.reported_s += inner.said * (inner.products_s + inner.memory_s)
         self.collectives_s += inner.collectives_s
         self.exposed_s += inner.exposed_s
         self.asynchronous_s += inner.asynchronous_s
@@ -191,7 +191,7 @@ class _ComputationClock:
         kernels = self.products_s + self.memory_s
         return StepSeconds(
             self.products_s, self.memory_s, self.collectives_s, self.exposed_s, self.asynchronous_s,
-            self.said_s / kernels if kernels else 0.0,
+            self.reported_s / kernels if kernels else 0.0,
         )  # fmt: skip
 
 
@@ -245,7 +245,7 @@ class _ComputationWalk:
             if chain not in clock.ends and collectives:
                 clock.start(chain, self.sent_s(iter(collectives)))
         product = self.product(i)
-        seconds, said = self.said_s(i, product=product), True
+        seconds, said = self.reported_s(i, product=product), True
         if seconds is None:
             seconds, said = self.text_s(i, name), False
         clock.compute(seconds, product=product, said=said)
@@ -302,7 +302,7 @@ class _ComputationWalk:
         parts = [c for c in collectives if c.group_size > 1]
         return self.rates.collective_s(parts[0], sum(c.full_bytes for c in parts)) if parts else 0.0
 
-    def said_s(self, i: Instruction, *, product: bool) -> float | None:
+    def reported_s(self, i: Instruction, *, product: bool) -> float | None:
         """Seconds that the compiler says; None where it says none."""
         cycles = CYCLES.search(i.attributes)
         if self.rates.clock_hz:

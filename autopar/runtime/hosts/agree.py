@@ -34,7 +34,7 @@ _SLACK_S = 5.0
 _LOOK_S = 1.0
 
 
-class _Said(msgspec.Struct, frozen=True):
+class _Statement(msgspec.Struct, frozen=True):
     """A process's message in a turn: a hash of its facts, and the values that it shares with some others."""
 
     facts: bytes
@@ -106,7 +106,7 @@ class Agreement:
             ProcessLostError: one did not come in time.
         """
         whole = [("call", self.what), *facts]
-        said = _Said(hashlib.sha256(json.dumps(whole).encode()).digest(), dict(shared))
+        said = _Statement(hashlib.sha256(json.dumps(whole).encode()).digest(), dict(shared))
         try:
             self.world.put(self._key(f"said/{self.world.process}"), msgspec.msgpack.encode(said))
             verdict = self._judge(said) if self.world.process == 0 else self._verdict()
@@ -179,10 +179,10 @@ class Agreement:
                 if not error.late or left <= _LOOK_S:
                     raise
 
-    def _judge(self, said_here: _Said) -> _Verdict:
+    def _judge(self, statement_here: _Statement) -> _Verdict:
         until = time.monotonic() + self.limit_s
         missing, differing = [], []
-        first = {name: (0, value) for name, value in said_here.shared.items()}
+        first = {name: (0, value) for name, value in statement_here.shared.items()}
         name, pair = "", (0, 0)
         for process in range(1, self.world.processes):
             try:
@@ -190,8 +190,8 @@ class Agreement:
             except SilenceError:
                 missing.append(process)
                 continue
-            said = msgspec.msgpack.decode(raw, type=_Said)
-            if said.facts != said_here.facts:
+            said = msgspec.msgpack.decode(raw, type=_Statement)
+            if said.facts != statement_here.facts:
                 differing.append(process)
             for n, value in said.shared.items():
                 other, before = first.setdefault(n, (process, value))

@@ -28,7 +28,6 @@ from autopar.runtime.ray.lost import given_up
 from autopar.runtime.ray.metrics import Metrics, record
 from autopar.runtime.ray.options import RunOptions
 from autopar.runtime.ray.recovery import (
-    Asked,
     End,
     Event,
     Finish,
@@ -40,6 +39,7 @@ from autopar.runtime.ray.recovery import (
     Recovery,
     RecoveryPlace,
     Replay,
+    Requested,
     Succeeded,
 )
 from autopar.runtime.ray.session import Session
@@ -76,7 +76,7 @@ class Driver(ArrayOwner):
         self._session: Session | None = None
         self._nodes: Nodes | None = None
         self._programs: Mapping[str, str] = {}
-        self._looked_at_s = 0.0
+        self._checked_at_s = 0.0
         self._closed = False
         self._was_asked_to_end = False
         self._has_run = False
@@ -204,7 +204,7 @@ class Driver(ArrayOwner):
             self._prepare(function)
             machine = Recovery(self.options.retry)
             outcomes: list[_T] = []
-            event: Event = Asked(self._session is not None, self.ledger.pending)
+            event: Event = Requested(self._session is not None, self.ledger.pending)
             while not isinstance(instruction := machine.handle(event), Finish):
                 self.check_open()
                 at = self.ledger.log[self.ledger.position].number if isinstance(instruction, Replay) else step
@@ -266,7 +266,7 @@ class Driver(ArrayOwner):
         """Starts workers on the nodes that there are."""
         wanted = function or self._any_function()
         self._nodes = self._nodes_there(wanted)
-        self._looked_at_s = time.monotonic()
+        self._checked_at_s = time.monotonic()
         wanted.fit(self._nodes)
         layout = wanted.deployment.layout
         text = f"starting {layout.groups.num_processes} processes of {layout.groups.num_workers} workers"
@@ -322,11 +322,11 @@ class Driver(ArrayOwner):
         """Whether there are nodes again that were lost."""
         if not self.options.recover or self._session is None or self._nodes is None or self.room is None:
             return False
-        due = time.monotonic() - self._looked_at_s >= self.options.growth_check_s
+        due = time.monotonic() - self._checked_at_s >= self.options.growth_check_s
         now = function.at_most(self._nodes)
         if now == function.nodes or not due:
             return False
-        self._looked_at_s = time.monotonic()
+        self._checked_at_s = time.monotonic()
         return any(a > b for a, b in zip(function.at_most(self.room()), now, strict=True))
 
     # -- arrays --------------------------------------------------------------------------------
@@ -427,10 +427,10 @@ class WorkerWatch:
             owner = self._owner()
             if owner is None:
                 return
-            self.look(self._session(owner))
+            self.check(self._session(owner))
             del owner
 
-    def look(self, session: Session | None) -> None:
+    def check(self, session: Session | None) -> None:
         """Tells of processes that ended, that are to end, or of which nothing is heard, each once."""
         if session is None:
             self._metrics.processes.set(0)

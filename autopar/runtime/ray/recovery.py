@@ -61,7 +61,7 @@ class RecoveryPlace:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Requested:
     """Somebody asked for an operation.
 
     Args:
@@ -92,7 +92,7 @@ class Lost:
     place: RecoveryPlace
 
 
-Event: TypeAlias = Asked | Succeeded | Lost
+Event: TypeAlias = Requested | Succeeded | Lost
 
 
 # -- instructions ------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ class Recovery:
 
     def _next(self, event: Event) -> Instruction:
         match event:
-            case Asked(running=False):
+            case Requested(running=False):
                 return Launch()
             case Lost(error=error, place=place):
                 return self._after_loss(error, place)

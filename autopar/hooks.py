@@ -1,13 +1,56 @@
-"""Functions that a floor offers to floors below it, by role.
+"""Offers to a part of autopar by parts that it does not know, or by other packages: by name, or by role.
 
-A floor knows only those below. Where a lower one has the name that users call (`Cluster.ray`), and a higher one does
-the work, the package's root says here which function that is; it is loaded when it is first called.
+`NamedRegistry` has named things: built-in ones, those of installed packages, and what users register. Schedules and
+search strategies are such things; `autopar.schedule.registry` and `autopar.search.registry` say which.
+
+`HOOKS` has functions by role. A floor knows only those below. Where a lower one has the name that users call
+(`Cluster.ray`), and a higher one does the work, the package's root says here which function that is; it is loaded when
+it is first called.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class NamedRegistry(Generic[T]):
+    """Things by name; registered ones hide built-in ones of the same name, and these those of entry points.
+
+    Args:
+        built_in: those that autopar has.
+        group: of the entry points under which other packages offer more.
+    """
+
+    def __init__(self, built_in: Mapping[str, T], group: str) -> None:
+        self._built_in, self._group = built_in, group
+        self._added: dict[str, T] = {}
+
+    def add(self, name: str, thing: T) -> None:
+        """Use ``thing`` for ``name`` from now on."""
+        self._added[name] = thing
+
+    @property
+    def registered(self) -> tuple[str, ...]:
+        """Names of what users registered, sorted."""
+        return tuple(sorted(self._added))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names, sorted."""
+        return tuple(sorted({*(p.name for p in entry_points(group=self._group)), *self._built_in, *self._added}))
+
+    def find(self, name: str) -> T | None:
+        """The thing of a name, an entry point loaded; None where there is none. Entry points, 5 ms, are read last."""
+        for things in (self._added, self._built_in):
+            if name in things:
+                return things[name]
+        points = [p for p in entry_points(group=self._group) if p.name == name]
+        thing: T | None = points[-1].load() if points else None
+        return thing
 
 
 class Hooks:

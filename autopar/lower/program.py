@@ -6,6 +6,7 @@ every collective is one that the plan counted.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -104,13 +105,7 @@ def stage_devices(plan: Plan, stage: int, devices: Sequence[Any]) -> Mesh:
     """
     if plan.num_stages == 1:
         return plan_mesh(plan, devices)
-    wanted = len({d for s in plan.stages for d in s.devices})
-    if wanted != len(devices):
-        raise ClusterError(
-            f"the plan is for {wanted} devices of {plan.content.cluster_name}; this process has {len(devices)}",
-            cause="the plan was made for another cluster",
-            remedy="plan for Cluster.local(), or run where there are as many devices",
-        )
+    _check_count(plan, len({d for s in plan.stages for d in s.devices}), devices)
     placed_stage = plan.stages[stage]
     mesh: Mesh = device_mesh(placed_stage.mesh_axes, [devices[i] for i in placed_stage.devices])
     return mesh
@@ -123,7 +118,12 @@ def plan_mesh(plan: Plan, devices: Sequence[Any]) -> Mesh:
         ClusterError: there are not as many devices as the plan wants.
     """
     axes = plan.stages[0].mesh_axes
-    wanted = int(np.prod([n for _, n in axes]))
+    _check_count(plan, math.prod(n for _, n in axes), devices)
+    mesh: Mesh = device_mesh(axes, devices)
+    return mesh
+
+
+def _check_count(plan: Plan, wanted: int, devices: Sequence[Any]) -> None:
     if wanted != len(devices):
         raise ClusterError(
             f"the plan is for {wanted} devices of {plan.content.cluster_name}; this process has {len(devices)}",
@@ -131,8 +131,6 @@ def plan_mesh(plan: Plan, devices: Sequence[Any]) -> Mesh:
             remedy="plan for Cluster.local(), or run where there are as many devices "
             "(on CPU: XLA_FLAGS=--xla_force_host_platform_device_count=N)",
         )
-    mesh: Mesh = device_mesh(axes, devices)
-    return mesh
 
 
 def lower(traced: Traced, plan: Plan, devices: Sequence[Any]) -> LoweredProgram:

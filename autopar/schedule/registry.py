@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
 
 from autopar.errors import ScheduleError
 from autopar.errors.names import known_names
+from autopar.hooks import NamedRegistry
 from autopar.schedule.ampnet import AmpNet
 from autopar.schedule.base import Schedule
 from autopar.schedule.branches import Branches
@@ -66,32 +66,12 @@ _ALIASES: Mapping[str, str] = MappingProxyType(
 )
 
 
-class ScheduleRegistry:
-    """Schedules that users add; they hide built-in ones of the same name."""
-
-    def __init__(self) -> None:
-        self._added: dict[str, Factory] = {}
-
-    def add(self, name: str, factory: Factory) -> None:
-        """Use ``factory`` for ``name`` from now on."""
-        self._added[name] = factory
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Added names, sorted."""
-        return tuple(sorted(self._added))
-
-    def known(self) -> Mapping[str, Factory]:
-        """Names that need no look at installed packages, which takes 5 ms."""
-        return {**_BUILT_IN, **self._added}
-
-    def table(self) -> dict[str, Factory | None]:
-        """Every name; None where an entry point is not loaded yet."""
-        installed: dict[str, Factory | None] = {p.name: None for p in entry_points(group=ENTRY_POINTS)}
-        return dict(sorted({**installed, **self.known()}.items()))
+def built_in() -> NamedRegistry[Factory]:
+    """A registry in which nothing is registered yet."""
+    return NamedRegistry(_BUILT_IN, ENTRY_POINTS)
 
 
-_REGISTRY = ScheduleRegistry()
+_REGISTRY = built_in()
 
 
 def register(name: str) -> Callable[[_F], _F]:
@@ -106,12 +86,12 @@ def register(name: str) -> Callable[[_F], _F]:
 
 def registered_schedules() -> tuple[str, ...]:
     """Names of the schedules that users registered, sorted."""
-    return _REGISTRY.names
+    return _REGISTRY.registered
 
 
 def schedules() -> tuple[str, ...]:
     """Names of all schedules, sorted."""
-    return tuple(_REGISTRY.table())
+    return _REGISTRY.names
 
 
 def get(name: str, **options: Any) -> Schedule:
@@ -134,15 +114,9 @@ def get(name: str, **options: Any) -> Schedule:
 
 def factory_named(name: str) -> Factory:
     """The class, or other maker, of the schedule ``name``. ScheduleError, with near names, if there is none."""
-    if name in (known := _REGISTRY.known()):
-        return known[name]
-    table = _REGISTRY.table()
-    wanted = name if name in table else name.lower().replace("_", "-")
-    wanted = wanted if wanted in table else _ALIASES.get(wanted, wanted)
-    if wanted not in table:
-        raise ScheduleError(f"no schedule is called {name!r}", remedy=known_names(wanted, table))
-    factory = table[wanted]
-    if factory is None:
-        (point,) = (p for p in entry_points(group=ENTRY_POINTS) if p.name == wanted)
-        factory = point.load()
-    return factory
+    hyphened = name.lower().replace("_", "-")
+    for wanted in dict.fromkeys((name, hyphened, _ALIASES.get(hyphened, hyphened))):
+        if (factory := _REGISTRY.find(wanted)) is not None:
+            return factory
+    wanted = _ALIASES.get(hyphened, hyphened)
+    raise ScheduleError(f"no schedule is called {name!r}", remedy=known_names(wanted, _REGISTRY.names))

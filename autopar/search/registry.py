@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import TypeAlias
 
 from autopar.errors import AutoparError
 from autopar.errors.names import known_names
+from autopar.hooks import NamedRegistry
 from autopar.plan import Plan
 from autopar.search.alpa import alpa
 from autopar.search.baselines import data_parallel, fsdp_tp, megatron, replicated, zero1, zero2, zero3
@@ -54,27 +54,12 @@ _BUILT_IN: Mapping[str, Strategy] = MappingProxyType(
 )
 
 
-class StrategyRegistry:
-    """Strategies that users add; they hide built-in ones of the same name."""
-
-    def __init__(self) -> None:
-        self._added: dict[str, Strategy] = {}
-
-    def add(self, name: str, strategy: Strategy) -> None:
-        """Use ``strategy`` for ``name`` from now on."""
-        self._added[name] = strategy
-
-    def known(self) -> Mapping[str, Strategy]:
-        """Names that need no look at installed packages, which takes 5 ms."""
-        return {**_BUILT_IN, **self._added}
-
-    def table(self) -> dict[str, Strategy | None]:
-        """Every name; None where an entry point is not loaded yet."""
-        installed: dict[str, Strategy | None] = {p.name: None for p in entry_points(group=ENTRY_POINTS)}
-        return dict(sorted({**installed, **self.known()}.items()))
+def built_in() -> NamedRegistry[Strategy]:
+    """A registry in which nothing is registered yet."""
+    return NamedRegistry(_BUILT_IN, ENTRY_POINTS)
 
 
-_REGISTRY = StrategyRegistry()
+_REGISTRY = built_in()
 _ONE_STAGE: tuple[Strategy, ...] = (data_parallel, fsdp_tp, megatron, replicated, zero1, zero2, zero3)
 
 
@@ -90,20 +75,14 @@ def register(name: str) -> Callable[[Strategy], Strategy]:
 
 def strategies() -> tuple[str, ...]:
     """Names of all strategies, sorted."""
-    return tuple(_REGISTRY.table())
+    return _REGISTRY.names
 
 
 def strategy_named(name: str) -> Strategy:
     """The strategy called ``name``. Raises AutoparError, with near names, where there is none."""
-    if name in (known := _REGISTRY.known()):
-        return known[name]
-    table = _REGISTRY.table()
-    if name not in table:
-        raise AutoparError(f"no search strategy is called {name!r}", remedy=known_names(name, table))
-    strategy = table[name]
+    strategy = _REGISTRY.find(name)
     if strategy is None:
-        (point,) = (p for p in entry_points(group=ENTRY_POINTS) if p.name == name)
-        strategy = point.load()
+        raise AutoparError(f"no search strategy is called {name!r}", remedy=known_names(name, _REGISTRY.names))
     return strategy
 
 

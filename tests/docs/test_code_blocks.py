@@ -93,8 +93,8 @@ def test_names_come_from_the_page_or_from_the_one_that_it_names(page: str) -> No
 @pytest.fixture
 def registered_for_one_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Drops the strategies, schedules and rules that a page registers."""
-    monkeypatch.setattr(search_registry, "_REGISTRY", search_registry.StrategyRegistry())
-    monkeypatch.setattr(schedule_registry, "_REGISTRY", schedule_registry.ScheduleRegistry())
+    monkeypatch.setattr(search_registry, "_REGISTRY", search_registry.built_in())
+    monkeypatch.setattr(schedule_registry, "_REGISTRY", schedule_registry.built_in())
     before = set(registered_rules())
     yield
     for primitive in set(registered_rules()) - before:

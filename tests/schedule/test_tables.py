@@ -117,7 +117,7 @@ def test_names():
 
 
 def test_people_register_their_own(monkeypatch):
-    monkeypatch.setattr(registry, "_REGISTRY", registry.ScheduleRegistry())
+    monkeypatch.setattr(registry, "_REGISTRY", registry.built_in())
 
     @register("one-by-one")
     class OneByOne(Schedule):

@@ -12,7 +12,7 @@ from examples import mlp
 
 
 def test_it_is_short_and_ranked(monkeypatch):
-    monkeypatch.setattr(registry, "_REGISTRY", registry.StrategyRegistry())
+    monkeypatch.setattr(registry, "_REGISTRY", registry.built_in())
     importlib.reload(example)  # registers it in this test's registry
     assert "descent" in strategies()
     written = inspect.getsource(example.descend) + inspect.getsource(example.descent)

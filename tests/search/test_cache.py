@@ -288,7 +288,7 @@ def test_with_a_registered_rule_nothing_is_kept(problem: Problem, tmp_path: Path
 
 
 def test_with_a_registered_schedule_nothing_is_kept(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedules, "_REGISTRY", schedules.ScheduleRegistry())
+    monkeypatch.setattr(schedules, "_REGISTRY", schedules.built_in())
     assert key_of(problem, alpa, "") is not None
     schedules.register("mine")(type(get("1f1b")))
     assert key_of(problem, alpa, "") is None

@@ -10,7 +10,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 import autopar.search.registry as registry
-from autopar import parallelize
+from autopar import hooks, parallelize
 from autopar.errors import AutoparError
 from autopar.search import alpa, register, strategies, strategy_named
 from autopar.sharding import Factor, Rule, register_rule, unregister_rule
@@ -21,7 +21,7 @@ from tests.search.problems import f32, toy
 @pytest.fixture
 def fresh(monkeypatch):
     """Registrations of one test only."""
-    monkeypatch.setattr(registry, "_REGISTRY", registry.StrategyRegistry())
+    monkeypatch.setattr(registry, "_REGISTRY", registry.built_in())
 
 
 def test_built_in_names():
@@ -48,7 +48,7 @@ def test_a_registered_strategy_is_found(fresh):
 
 def test_names_that_are_known_need_no_look_at_installed_packages(fresh, monkeypatch):
     register("mine")(alpa)
-    monkeypatch.setattr(registry, "entry_points", lambda **_: pytest.fail("files of all packages were read"))
+    monkeypatch.setattr(hooks, "entry_points", lambda **_: pytest.fail("files of all packages were read"))
     assert strategy_named("mine") is strategy_named("alpa") is alpa
 
 

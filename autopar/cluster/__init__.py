@@ -2,12 +2,13 @@
 
 from autopar.cluster.catalog import available
 from autopar.cluster.cluster import Cluster
-from autopar.cluster.device import Curve, Device
+from autopar.cluster.device import ConvolutionRate, Curve, Device
 from autopar.cluster.group import LinkSpec, MeasuredCollective, NodeGroup
 from autopar.cluster.mesh import Link, LogicalMesh, Span
 
 __all__ = [
     "Cluster",
+    "ConvolutionRate",
     "Curve",
     "Device",
     "Link",

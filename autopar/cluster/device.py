@@ -7,6 +7,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from autopar.cluster.checks import fraction, positive, text, whole
 from autopar.errors import ClusterError
@@ -56,6 +57,48 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
+class ConvolutionRate:
+    """Seconds of convolutions on a device, each a matrix product of windows and kernels.
+
+    A convolution with m windows of k elements and n features takes ``multiplication_s`` m k n + ``window_s`` m k +
+    ``kernel_s`` k n + ``result_s`` m n: windows and kernels are packed before they are multiplied. ``run_s`` counts for
+    each place of each window, and ``narrow_run_s`` as far as features are few (`autopar.cost.Convolution`).
+
+    Args:
+        kind: "convolution", or "kernel gradient" where the window is larger than the result.
+        spatial_dims: spatial dims that it holds for, at most.
+        multiplication_s: seconds of one multiplication and addition.
+        window_s: seconds of an element of the windows.
+        kernel_s: seconds of an element of the kernels.
+        result_s: seconds of an element of the result.
+        run_s: seconds of a place of a window.
+        narrow_run_s: seconds that it takes longer at most where the result has few features.
+
+    Raises:
+        ClusterError: a value is impossible; it names the field.
+    """
+
+    kind: Literal["convolution", "kernel gradient"]
+    spatial_dims: int
+    multiplication_s: float
+    window_s: float = 0.0
+    kernel_s: float = 0.0
+    result_s: float = 0.0
+    run_s: float = 0.0
+    narrow_run_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("convolution", "kernel gradient"):
+            raise ClusterError(
+                f"ConvolutionRate.kind is {self.kind!r}", remedy="one of 'convolution' and 'kernel gradient'"
+            )
+        object.__setattr__(self, "spatial_dims", whole("ConvolutionRate.spatial_dims", self.spatial_dims))
+        for name in ("multiplication_s", "window_s", "kernel_s", "result_s", "run_s", "narrow_run_s"):
+            seconds = positive(f"ConvolutionRate.{name}", getattr(self, name), zero=name != "multiplication_s")
+            object.__setattr__(self, name, seconds)
+
+
+@dataclass(frozen=True, slots=True)
 class Device:
     """One accelerator.
 
@@ -72,12 +115,7 @@ class Device:
         convolution_efficiency: fraction of ``peak_flops`` reached by convolutions, by FLOPs; None: as other operators.
         kernel_gradient_efficiency: likewise of those whose window is larger than their result, as in gradients of
             kernels.
-        convolution_features: fraction of that which a convolution reaches whose result has so many features on the
-            device: kernels compute several at a time, and bring the windows into order once for all; None: 1.
-        kernel_gradient_features: likewise of those whose window is larger than their result.
-        kernel_gradient_images: fraction of that which one of fewer than ``few_features`` features reaches, by the
-            images that it sums over on the device; None: 1.
-        few_features: see ``kernel_gradient_images``.
+        convolutions: measured seconds of convolutions by their sizes, in place of peak and efficiency; empty: those.
         reorder_efficiency: fraction of ``memory_bandwidth`` reached where a product's or convolution's operand must be
             brought into another order first, by the bytes between elements that come to lie side by side; None: it
             takes no time.
@@ -102,10 +140,7 @@ class Device:
     jax_kinds: tuple[str, ...] = ()
     convolution_efficiency: Curve | None = None
     kernel_gradient_efficiency: Curve | None = None
-    convolution_features: Curve | None = None
-    kernel_gradient_features: Curve | None = None
-    kernel_gradient_images: Curve | None = None
-    few_features: int = 0
+    convolutions: tuple[ConvolutionRate, ...] = ()
     reorder_efficiency: Curve | None = None
     reduction_efficiency: Curve | None = None
     first_touch_bandwidth: float | None = None
@@ -126,6 +161,7 @@ class Device:
             )
         object.__setattr__(self, "launch_s", positive("Device.launch_s", self.launch_s, zero=True))
         object.__setattr__(self, "jax_kinds", tuple(self.jax_kinds))
+        object.__setattr__(self, "convolutions", tuple(self.convolutions))
         if self.first_touch_bandwidth is not None:
             touched = positive("Device.first_touch_bandwidth", self.first_touch_bandwidth)
             object.__setattr__(self, "first_touch_bandwidth", touched)

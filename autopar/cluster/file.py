@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from autopar.cluster.checks import positive, whole
-from autopar.cluster.device import Curve, Device
+from autopar.cluster.device import ConvolutionRate, Curve, Device
 from autopar.cluster.group import LinkSpec, MeasuredCollective, NodeGroup
 from autopar.errors import ClusterError
 
@@ -27,6 +28,17 @@ class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     pass
 
 
+class _ConvolutionFile(_Strict, frozen=True):
+    kind: Literal["convolution", "kernel gradient"]
+    spatial_dims: Annotated[int, msgspec.Meta(ge=1, le=64)]
+    multiplication_s: _Positive
+    window_s: _NotNegative = 0.0
+    kernel_s: _NotNegative = 0.0
+    result_s: _NotNegative = 0.0
+    run_s: _NotNegative = 0.0
+    narrow_run_s: _NotNegative = 0.0
+
+
 class _DeviceFile(_Strict, frozen=True):
     kind: _Text
     memory_bytes: _Positive
@@ -38,10 +50,7 @@ class _DeviceFile(_Strict, frozen=True):
     jax_kinds: list[_Text] = []
     convolution_efficiency: _Curve | None = None
     kernel_gradient_efficiency: _Curve | None = None
-    convolution_features: _Curve | None = None
-    kernel_gradient_features: _Curve | None = None
-    kernel_gradient_images: _Curve | None = None
-    few_features: Annotated[int, msgspec.Meta(ge=0)] = 0
+    convolutions: list[_ConvolutionFile] = []
     reorder_efficiency: _Curve | None = None
     reduction_efficiency: _Curve | None = None
     first_touch_bandwidth: _Positive | None = None
@@ -166,10 +175,7 @@ def _device(where: str, table: _DeviceFile) -> Device:
         jax_kinds=tuple(table.jax_kinds),
         convolution_efficiency=optional("convolution_efficiency"),
         kernel_gradient_efficiency=optional("kernel_gradient_efficiency"),
-        convolution_features=optional("convolution_features"),
-        kernel_gradient_features=optional("kernel_gradient_features"),
-        kernel_gradient_images=optional("kernel_gradient_images"),
-        few_features=table.few_features,
+        convolutions=tuple(ConvolutionRate(**msgspec.structs.asdict(rate)) for rate in table.convolutions),
         reorder_efficiency=optional("reorder_efficiency"),
         reduction_efficiency=optional("reduction_efficiency"),
         first_touch_bandwidth=table.first_touch_bandwidth,
@@ -248,10 +254,7 @@ def plain(name: str, groups: Sequence[NodeGroup]) -> dict[str, Any]:
                 jax_kinds=list(g.device.jax_kinds),
                 convolution_efficiency=optional(g.device.convolution_efficiency),
                 kernel_gradient_efficiency=optional(g.device.kernel_gradient_efficiency),
-                convolution_features=optional(g.device.convolution_features),
-                kernel_gradient_features=optional(g.device.kernel_gradient_features),
-                kernel_gradient_images=optional(g.device.kernel_gradient_images),
-                few_features=g.device.few_features,
+                convolutions=[_ConvolutionFile(**asdict(rate)) for rate in g.device.convolutions],
                 reorder_efficiency=optional(g.device.reorder_efficiency),
                 reduction_efficiency=optional(g.device.reduction_efficiency),
                 first_touch_bandwidth=g.device.first_touch_bandwidth,

@@ -18,12 +18,23 @@ from autopar.cost.network import NetworkRates
 from autopar.cost.orders import Reorder, packed, reorders, run_bytes
 from autopar.cost.sends import lane_bandwidth, lane_s, least_latency_s, send_s
 from autopar.cost.utilization import product_flops
-from autopar.cost.work import PRODUCTS, Core, KernelWork, LeastWork, aligned_of, kind_of, matrices_of
+from autopar.cost.work import (
+    PRODUCTS,
+    Convolution,
+    Core,
+    KernelWork,
+    LeastWork,
+    aligned_of,
+    convolution_of,
+    kind_of,
+    matrices_of,
+)
 
 __all__ = [
     "ATTENTIONS",
     "KINDS",
     "PRODUCTS",
+    "Convolution",
     "Core",
     "CostModel",
     "KernelRates",
@@ -38,6 +49,7 @@ __all__ = [
     "collective_matmul_s",
     "collective_on_link_s",
     "collective_s",
+    "convolution_of",
     "kernel_rates",
     "kind_of",
     "lane_bandwidth",

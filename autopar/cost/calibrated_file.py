@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from autopar.cluster import Curve, LinkSpec, MeasuredCollective, NodeGroup
+from autopar.cluster import ConvolutionRate, Curve, LinkSpec, MeasuredCollective, NodeGroup
 from autopar.cost.calibrated_kinds import Kinds
 from autopar.cost.calibration import Calibration, Rate
 from autopar.cost.links import Network
@@ -90,7 +90,7 @@ def _group(measured: MeasuredGroup) -> list[str]:
         f"# Chains of tiny products; spread {fitted.chain_spread:.1%}. "
         f"A call of a program costs {fitted.call_s:.2g} s.",
         f"launch_s = {fitted.launch_s:.4g}",
-        *_kinds(measured.kinds, d.few_features),
+        *_kinds(measured.kinds),
         "",
         "[groups.intra]",
     ]
@@ -128,22 +128,23 @@ def _inter(measured: MeasuredGroup) -> list[str]:
     return lines
 
 
-def _kinds(kinds: Kinds, few_features: int) -> list[str]:
+def _convolution(rate: ConvolutionRate) -> list[str]:
+    seconds = ("multiplication_s", "window_s", "kernel_s", "result_s", "run_s", "narrow_run_s")
+    named = [f"{name} = {getattr(rate, name):.3g}" for name in seconds]
+    return [f"kind = {json.dumps(rate.kind)}", f"spatial_dims = {rate.spatial_dims}", *named]
+
+
+def _kinds(kinds: Kinds) -> list[str]:
     spreads = {k: f"spread {s:.1%}." for k, s in kinds.spreads}
     lines = []
-    if kinds.convolution:
-        lines += ["# Convolutions, of the peak of products; " + spreads["convolution"]]
-        lines += [f"convolution_efficiency = {_curve(kinds.convolution)}"]
-    if kinds.kernel_gradient:
-        lines += ["# Gradients of their kernels; " + spreads["kernel gradient"]]
-        lines += [f"kernel_gradient_efficiency = {_curve(kinds.kernel_gradient)}"]
-    if kinds.features and kinds.gradient_features:
-        lines += ["# Of both what few features of the result reach."]
-        lines += [f"convolution_features = {_curve(kinds.features)}"]
-        lines += [f"kernel_gradient_features = {_curve(kinds.gradient_features)}"]
-    if kinds.gradient_images and few_features:
-        lines += ["# Of gradients of kernels of few features what few images reach."]
-        lines += [f"kernel_gradient_images = {_curve(kinds.gradient_images)}", f"few_features = {few_features}"]
+    if kinds.convolutions:
+        lines += ["# Convolutions: seconds of a multiplication, of an element of windows, kernels and results,"]
+        lines += [
+            f"# of a place of a window; error {kinds.convolution_error:.1%}, {spreads['convolution']}",
+            "convolutions = [",
+        ]
+        lines += [f"    {{ {', '.join(_convolution(rate))} }}," for rate in kinds.convolutions]
+        lines += ["]"]
     if kinds.reorder:
         lines += ["# Operands copied in another order, [bytes between neighbours, share]; " + spreads["reorder"]]
         lines += [f"reorder_efficiency = {_curve(kinds.reorder, 5)}"]

@@ -1,9 +1,7 @@
 """Figures of the kinds of work that neither FLOPs nor bytes explain, from measured times.
 
-convolutions    of the peak of products, what they reach by FLOPs: geometric mean over images and features; those of
-                kernels' gradients by themselves
-few features    of that, what convolutions and gradients of kernels reach whose results have few features
-few images      of what it reaches with most images, that of a kernel's gradient that sums over few
+convolutions    seconds of a multiplication, of an element of windows, kernels and results, and of a place of a window,
+                which fit convolutions of drawn sizes best; those of volumes and of kernels' gradients by themselves
 other orders    bytes of memory bandwidth reached by a copy that brings elements side by side that lay apart
 short sums      likewise of sums, by the bytes that lie side by side and go into one result
 functions       seconds an element beyond those of a multiplication and an addition
@@ -15,10 +13,15 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from types import MappingProxyType
+from typing import Literal
 
-from autopar.cluster import Curve
-from autopar.cost.calibration import LEAST_EFFICIENCY, Calibration, Rate, Sample, busy_s, median_spread, rate_of
+import numpy as np
+
+from autopar.cluster import ConvolutionRate, Curve
+from autopar.cost.calibration import LEAST_EFFICIENCY, Calibration, Rate, Sample, busy_s, median_spread
+from autopar.cost.work import Convolution
 
 #: Functions that are not measured take as long as these.
 _LIKE: Mapping[str, str] = MappingProxyType(
@@ -26,10 +29,11 @@ _LIKE: Mapping[str, str] = MappingProxyType(
 )
 #: Of the seconds of a multiplication and an addition; a function that takes less longer is not told apart from them.
 _LEAST_LONGER = 0.05
-_KINDS = (
-    "convolution", "kernel gradient", "features of convolution", "features of kernel gradient", "images",
-    "reorder", "reduction", "function", "first touch",
-)  # fmt: skip
+_KINDS = ("convolution", "kernel gradient", "reorder", "reduction", "function", "first touch")
+#: Spatial dims of images, and of volumes, for which compilers have other kernels.
+_SPATIAL_DIMS = (2, 3)
+#: Rounds of weights, and the relative error beyond which a sample counts less.
+_ROUNDS, _LARGE_ERROR = 30, 0.3
 
 
 @dataclass(frozen=True)
@@ -37,11 +41,8 @@ class Kinds:
     """Figures of kinds of work; None or empty where nothing was measured.
 
     Args:
-        convolution: share of the peak of products by FLOPs.
-        kernel_gradient: likewise.
-        features: share of ``convolution`` by features of the result.
-        gradient_features: likewise of ``kernel_gradient``.
-        gradient_images: share of what most images reach, by images.
+        convolutions: rates of convolutions and of kernels' gradients.
+        convolution_error: median relative error of their seconds.
         reorder: share of the bandwidth of memory by stride.
         reduction: likewise of sums by run.
         first_touch_bandwidth: bytes/s.
@@ -49,11 +50,8 @@ class Kinds:
         spreads: (kind, median spread of its measurements).
     """
 
-    convolution: Curve | None = None
-    kernel_gradient: Curve | None = None
-    features: Curve | None = None
-    gradient_features: Curve | None = None
-    gradient_images: Curve | None = None
+    convolutions: tuple[ConvolutionRate, ...] = ()
+    convolution_error: float = 0.0
     reorder: Curve | None = None
     reduction: Curve | None = None
     first_touch_bandwidth: float | None = None
@@ -70,21 +68,17 @@ def fit_kinds(samples: Sequence[Sample], calibration: Calibration) -> Kinds:
     """
     by_kind: dict[str, list[Sample]] = {}
     for s in samples:
-        kind = s.name if s.what == "convolution" else f"{s.what} of {s.name}" if s.what == "features" else s.what
-        by_kind.setdefault(kind, []).append(s)
+        by_kind.setdefault(s.name if s.what == "convolution" else s.what, []).append(s)
     kinds = {k: by_kind.get(k, []) for k in _KINDS}
 
     def busy(s: Sample) -> float:
         return busy_s(s, calibration.call_s, calibration.launch_s)
 
     peak_flops = dict(calibration.products)["f32"].peak
-    convolution, gradient = (_convolution(kinds[k], busy, peak_flops) for k in ("convolution", "kernel gradient"))
+    rates, error = _convolutions([s for s in samples if s.what == "convolution"], busy, peak_flops)
     return Kinds(
-        convolution,
-        gradient,
-        _features(kinds["features of convolution"], busy, peak_flops, convolution),
-        _features(kinds["features of kernel gradient"], busy, peak_flops, gradient),
-        _images(kinds["images"], busy),
+        rates,
+        error,
         _by_side(kinds["reorder"], busy, calibration.memory),
         _by_side(kinds["reduction"], busy, calibration.memory),
         _first_touch(kinds["first touch"], busy, calibration.memory),
@@ -93,26 +87,53 @@ def fit_kinds(samples: Sequence[Sample], calibration: Calibration) -> Kinds:
     )
 
 
-def _convolution(samples: Sequence[Sample], busy: Callable[[Sample], float], peak_flops: float) -> Curve | None:
-    if not samples:
-        return None
-    rate = rate_of(samples, busy)
-    return Curve(tuple((n, _share(e * rate.peak, peak_flops)) for n, e in rate.efficiency.points))
+def _convolutions(
+    samples: Sequence[Sample], busy: Callable[[Sample], float], peak_flops: float
+) -> tuple[tuple[ConvolutionRate, ...], float]:
+    """Rates of each kind, and the median relative error of the seconds that they give."""
+    rates: list[ConvolutionRate] = []
+    errors: list[float] = []
+    for kind in ("convolution", "kernel gradient"):
+        least_dims = 0
+        for dims in _SPATIAL_DIMS:
+            some = [
+                (s.convolution, busy(s))
+                for s in samples
+                if s.name == kind and s.convolution is not None and least_dims < s.convolution.spatial_dims <= dims
+            ]
+            least_dims = dims
+            if some:
+                rate = _rate(kind, dims, some, peak_flops)
+                rates.append(rate)
+                errors += [abs(sizes.seconds(rate) / seconds - 1) for sizes, seconds in some]
+    return tuple(rates), statistics.median(errors) if errors else 0.0
 
 
-def _features(
-    samples: Sequence[Sample], busy: Callable[[Sample], float], peak_flops: float, many: Curve | None
-) -> Curve | None:
-    if not samples or many is None:
-        return None
-    points = {s.count: _share(s.amount / busy(s), peak_flops * many.at(s.amount)) for s in samples}
-    return Curve(tuple((float(n), share) for n, share in sorted(points.items())))
+def _rate(
+    kind: Literal["convolution", "kernel gradient"],
+    dims: int,
+    samples: Sequence[tuple[Convolution, float]],
+    peak_flops: float,
+) -> ConvolutionRate:
+    """The rate whose ratios to the measured seconds are nearest to one.
 
-
-def _images(samples: Sequence[Sample], busy: Callable[[Sample], float]) -> Curve | None:
-    rates = {s.count: s.amount / busy(s) for s in samples}
-    most = rates[max(rates)] if rates else 0.0
-    return Curve(tuple((float(n), _share(rate, most)) for n, rate in sorted(rates.items()))) if rates else None
+    Minimizes sum of w (p - s)^2 / (p s) over nonnegative coefficients of p, with s the measured seconds: nearly the
+    square of log(p / s). A multiplication takes no less than at the peak of products. Rounds of least squares take p of
+    the round before. w is 1, less for large errors, since some convolutions have kernels of their own.
+    """
+    nnls = import_module("scipy.optimize").nnls
+    sizes = np.array([(c.multiplications, c.windows, c.kernels, c.results, c.runs, c.narrow_runs) for c, _ in samples])
+    seconds = np.array([s for _, s in samples])
+    scale = sizes.max(axis=0)
+    peak_s = 2 / peak_flops * sizes[:, 0]
+    predicted = seconds
+    beyond = np.zeros(6)
+    for _ in range(_ROUNDS):
+        error = np.abs(np.log(predicted / seconds))
+        weight = np.sqrt(np.minimum(1.0, _LARGE_ERROR / np.maximum(error, 1e-9)) / (predicted * seconds))
+        beyond = nnls(sizes / scale * weight[:, None], (seconds - peak_s) * weight)[0] / scale
+        predicted = peak_s + sizes @ beyond
+    return ConvolutionRate(kind, dims, 2 / peak_flops + float(beyond[0]), *(float(c) for c in beyond[1:]))
 
 
 def _by_side(samples: Sequence[Sample], busy: Callable[[Sample], float], memory: Rate) -> Curve | None:

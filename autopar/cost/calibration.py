@@ -26,6 +26,7 @@ import numpy as np
 
 from autopar.cluster import Curve, Link, MeasuredCollective
 from autopar.cost.collectives import collective_on_link_s
+from autopar.cost.work import Convolution
 from autopar.errors import AutoparError
 
 #: What is taken off a measurement leaves this share of it, and no efficiency is below.
@@ -33,7 +34,7 @@ _LEAST_SHARE, LEAST_EFFICIENCY = 0.5, 1e-3
 
 What = Literal[
     "call", "chain", "product", "copy", "collective",
-    "between", "convolution", "features", "images", "reorder", "reduction", "function", "first touch",
+    "between", "convolution", "reorder", "reduction", "function", "first touch",
 ]  # fmt: skip
 
 
@@ -45,8 +46,8 @@ class Sample:
         what: a "call" of next to nothing, a "chain" of tiny operators, a matrix "product", a "copy" (an elementwise
             operator or a sum), a "collective", a product with or without a collective "between" it and the next one, or
             a kind of `autopar.cost.calibrated_kinds`.
-        name: dtype of products and copies; kind of the collective or convolution, also of "features" and "images"; ""
-            of products between which there is none; the function; "" for others.
+        name: dtype of products and copies; kind of the collective or convolution; "" of products
+            between which there is none; the function; "" for others.
         amount: operators of a chain, FLOPs of a product or convolution, bytes read and written by a copy, bytes read by
             a copy in another order or a reduction, bytes of the full tensor of a collective, elements of a function,
             bytes of new memory; of one of ``runs``.
@@ -55,7 +56,7 @@ class Sample:
         seconds: of the whole program, one for each repetition.
         side_bytes: of a copy in another order the bytes between elements that come to lie side by side; of a
             reduction the bytes side by side that go into one result.
-        count: of "features" those of a convolution's result, of "images" those that the gradient of a kernel sums over.
+        convolution: its sizes.
     """
 
     what: What
@@ -65,7 +66,7 @@ class Sample:
     group: int
     seconds: tuple[float, ...]
     side_bytes: int = 0
-    count: int = 0
+    convolution: Convolution | None = None
 
     @property
     def median_s(self) -> float:

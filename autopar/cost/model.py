@@ -10,14 +10,14 @@ from typing import Literal
 
 import numpy as np
 
-from autopar.cluster import Cluster, Curve, Device, LogicalMesh
+from autopar.cluster import Cluster, ConvolutionRate, Curve, Device, LogicalMesh
 from autopar.cost.collectives import all_reduce_tree_s, collective_s
 from autopar.cost.compute import least_roofline_s, roofline_s
 from autopar.cost.constants import Constants, Numbers, Stack, load_constants
 from autopar.cost.kernels import KernelRates, Matrices, kernel_rates
 from autopar.cost.measured import measured_s
 from autopar.cost.network import NetworkRates
-from autopar.cost.work import Core, KernelWork, LeastWork
+from autopar.cost.work import Core, KernelWork, Kind, LeastWork
 
 #: What is at least as large the C library returns to the system when a step ends (its greatest threshold for `mmap`).
 KEPT_BYTES = 32 << 20
@@ -248,24 +248,18 @@ class CostModel:
             return max(flops_s, float(self.moved_s(work.bytes / parts, starts, work.core)))
         special = [self._special_s(work, parts, d) for d in self.cluster.device_types]
         flops, bytes = work.flops / parts, work.bytes / parts
-        shares = [_features_share(work, d) for d in self.cluster.device_types]
-        kinds = any(_efficiency(work, d) for d in self.cluster.device_types)
-        if not any(special) and not kinds and set(shares) == {1.0}:
+        kinds = work.kind and any(d.convolutions or _efficiency(work.kind, d) for d in self.cluster.device_types)
+        if not any(special) and not kinds:
             return self.operator_s(flops, bytes, work.dtype, starts=not (work.fused and self.fuses))
         return max(
-            (d.launch_s if self.launch_s is None else self.launch_s)
-            + roofline_s(flops / share, bytes, work.dtype, d, _efficiency(work, d))
-            + more_s
-            for d, more_s, share in zip(self.cluster.device_types, special, shares, strict=True)
+            (d.launch_s if self.launch_s is None else self.launch_s) + _kind_s(work, flops, bytes, d) + more_s
+            for d, more_s in zip(self.cluster.device_types, special, strict=True)
         )
 
     @property
-    def counts_features(self) -> bool:
-        """Whether convolutions are priced by the features of their result, and by images, on one device."""
-        return any(
-            d.convolution_features or d.kernel_gradient_features or d.kernel_gradient_images
-            for d in self.cluster.device_types
-        )
+    def measures_convolutions(self) -> bool:
+        """Whether convolutions are priced by their sizes on one device."""
+        return any(d.convolutions for d in self.cluster.device_types)
 
     def least_s(self, work: LeastWork, parts: float) -> float:
         """Lower bound of an operator's seconds on each device, where it is split in at most so many parts.
@@ -284,7 +278,10 @@ class CostModel:
     def _least_s(self, work: LeastWork, parts: float, dtype: str, device: Device, rates: KernelRates | None) -> float:
         launch_s = self._launch_s(device) if work.starts else 0.0
         if rates is None:
-            kind = _efficiency(KernelWork(work.flops, work.bytes, dtype, work.kind), device)
+            rate = _convolution_rate(work.kind, work.spatial_dims, device)
+            if rate is not None:
+                return launch_s + rate.multiplication_s * work.flops / 2 / parts
+            kind = _efficiency(work.kind, device)
             return launch_s + least_roofline_s(work.flops, work.bytes, dtype, device, parts, kind)
         if work.product is not None and self.knows_kernels:
             return launch_s + rates.least_product_s(work.product, dtype, device, parts, work.aligned)
@@ -357,21 +354,23 @@ def _rooflines_s(flops: Numbers, bytes: Numbers, dtype: str, device: Device) -> 
     return np.array(seconds).reshape(each[0].shape)
 
 
-def _efficiency(work: KernelWork, device: Device) -> Curve | None:
+def _efficiency(kind: Kind, device: Device) -> Curve | None:
     """The curve of what the device reaches in work of this kind; None for its common one."""
-    if work.kind == "kernel gradient" and device.kernel_gradient_efficiency is not None:
+    if kind == "kernel gradient" and device.kernel_gradient_efficiency is not None:
         return device.kernel_gradient_efficiency
-    return device.convolution_efficiency if work.kind else None
+    return device.convolution_efficiency if kind else None
 
 
-def _features_share(work: KernelWork, device: Device) -> float:
-    """Efficiency of a convolution with few features or images, relative to one with many."""
-    if not work.kind or not work.features:
-        return 1.0
-    if work.kind == "convolution":
-        return 1.0 if device.convolution_features is None else device.convolution_features.at(work.features)
-    by_features, by_images = device.kernel_gradient_features, device.kernel_gradient_images
-    share = 1.0 if by_features is None else by_features.at(work.features)
-    if by_images is None or work.features >= device.few_features:
-        return share
-    return share * by_images.at(work.images)
+def _kind_s(work: KernelWork, flops: float, bytes: float, device: Device) -> float:
+    """Busy seconds of the part on one device, of which ``work`` has the sizes where it is a convolution."""
+    if work.convolution is not None:
+        rate = _convolution_rate(work.kind, work.convolution.spatial_dims, device)
+        if rate is not None:
+            return work.convolution.seconds(rate)
+    return roofline_s(flops, bytes, work.dtype, device, _efficiency(work.kind, device))
+
+
+def _convolution_rate(kind: Kind, spatial_dims: int, device: Device) -> ConvolutionRate | None:
+    """The measured rate of the fewest dims that are enough, else of the most; None where none was measured."""
+    rates = sorted((r for r in device.convolutions if r.kind == kind), key=lambda r: r.spatial_dims)
+    return next((r for r in rates if r.spatial_dims >= spatial_dims), rates[-1] if rates else None)

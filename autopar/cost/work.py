@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from autopar.cluster import ConvolutionRate
 from autopar.cost.kernels import Matrices
 from autopar.ir import Attr, Operator, TensorType
 
@@ -16,8 +17,67 @@ PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 Kind = Literal["", "convolution", "kernel gradient"]
 #: Features that kernels of convolutions compute together at least, on processors of many cores (tiles of cuDNN's).
 _LEAST_COLUMNS = 32
+#: Features of a result below which libraries for CPUs take windows apart for each: 16 and 24 were told apart.
+_WIDE = 24
 #: Of the core of attention: nothing, all scores, those that a causal mask leaves.
 Core = Literal["", "whole", "causal"]
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """Sizes of a convolution, a matrix product of windows and kernels (`autopar.cluster.ConvolutionRate`).
+
+    Args:
+        spatial_dims: dims that windows move over.
+        multiplications: multiplications and additions.
+        windows, kernels, results: elements of all windows, of the kernels, of the result.
+        runs: of elements that lie side by side in windows: those of one place.
+        narrow_runs: the same, times the share that the features lack of `_WIDE`.
+    """
+
+    spatial_dims: int
+    multiplications: float
+    windows: float
+    kernels: float
+    results: float
+    runs: float = 0.0
+    narrow_runs: float = 0.0
+
+    def seconds(self, rate: ConvolutionRate) -> float:
+        """Seconds of one run."""
+        return (
+            rate.multiplication_s * self.multiplications
+            + rate.window_s * self.windows
+            + rate.kernel_s * self.kernels
+            + rate.result_s * self.results
+            + rate.run_s * self.runs
+            + rate.narrow_run_s * self.narrow_runs
+        )
+
+    @classmethod
+    def of(
+        cls, spatial_dims: int, windows: float, taps: int, taken: int, features: int, groups: int = 1
+    ) -> Convolution:
+        """The sizes of windows of ``taps`` places of ``taken`` elements each.
+
+        Args:
+            spatial_dims: dims that windows move over.
+            windows: of one group.
+            taps: places of a window.
+            taken: features of the operand, or images that a kernel's gradient sums over.
+            features: of the result, of one group.
+            groups: of features or images.
+        """
+        runs = windows * taps * groups
+        return cls(
+            spatial_dims,
+            runs * taken * features,
+            runs * taken,
+            taps * taken * features * groups,
+            windows * features * groups,
+            runs,
+            runs * max(0.0, 1 - features / _WIDE),
+        )
 
 
 @dataclass(frozen=True)
@@ -38,8 +98,7 @@ class KernelWork:
         fused: it runs inside of the kernel of who reads it.
         core: whether it is of the core of attention, which is one kernel in some programs; see `autopar.ir.attention`.
         backward: whether it is of the backward pass.
-        features: of a convolution's result on one device; 0 where that is not known, or of other operators.
-        images: that the gradient of a kernel sums over on one device; 0 likewise.
+        convolution: sizes of a convolution on one device; None where they are not known, and of others.
     """
 
     flops: float
@@ -54,8 +113,7 @@ class KernelWork:
     fused: bool = False
     core: Core = ""
     backward: bool = False
-    features: int = 0
-    images: int = 0
+    convolution: Convolution | None = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +129,7 @@ class LeastWork:
         aligned: least sizes at which rows of that product are aligned, see `aligned_of`; None where they may be as it
             is.
         starts: whether it starts a kernel of its own in any case.
+        spatial_dims: of a convolution; 0 of others.
     """
 
     flops: float
@@ -80,6 +139,7 @@ class LeastWork:
     product: Matrices | None = None
     aligned: Matrices | None = None
     starts: bool = True
+    spatial_dims: int = 0
 
     def times(self, count: int) -> LeastWork:
         """The work of so many as one operator on a stack."""
@@ -100,6 +160,29 @@ def kind_of(op: Operator, operand_types: Sequence[TensorType]) -> Kind:
     window = [operand_types[1].shape[d] for d in op.ints("rhs_spec")[2:]]
     out = [result[d] for d in op.ints("out_spec")[2:]]
     return "kernel gradient" if sum(w > o for w, o in zip(window, out, strict=True)) > len(out) / 2 else "convolution"
+
+
+def convolution_of(
+    op: Operator, operand_shapes: Sequence[Sequence[int]], result_shape: Sequence[int]
+) -> Convolution | None:
+    """The sizes of a convolution of shapes on one device; None for other operators.
+
+    Args:
+        op: the operator; ``conv_general_dilated`` has the attributes ``lhs_spec``, ``rhs_spec`` and
+            ``out_spec``.
+        operand_shapes: shape of each operand on one device.
+        result_shape: shape of the result on one device.
+    """
+    if op.primitive != "conv_general_dilated":
+        return None
+    out, into, *window = op.ints("rhs_spec")
+    batch, taken = op.ints("lhs_spec")[:2]
+    images, kernel, results = operand_shapes[0], operand_shapes[1], math.prod(result_shape)
+    # Groups of features, or of images, have windows of their own.
+    groups = max(1, images[taken] // max(1, kernel[into]))
+    groups *= max(1, images[batch] // max(1, result_shape[op.ints("out_spec")[0]]))
+    taps, features = math.prod(kernel[d] for d in window), max(1, kernel[out] // groups)
+    return Convolution.of(len(window), results / (features * groups), taps, kernel[into], features, groups)
 
 
 def matrices_of(

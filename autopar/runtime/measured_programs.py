@@ -24,6 +24,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from autopar._compat.meshes import device_mesh
 from autopar.cluster.mesh import prime_factors
+from autopar.cost import Convolution
 from autopar.cost.calibration import What
 
 AXIS = "x"
@@ -42,11 +43,16 @@ _FUNCTIONS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
         "rsqrt": lax.rsqrt,
     }
 )
-_IMAGES, _FEATURES = 16, 2048
+_IMAGES = 16
+#: Sizes that convolutions are drawn from: the length of spatial dims by their number, features, images, windows.
+_SIDES: Mapping[int, tuple[int, ...]] = MappingProxyType({1: (64, 128, 256, 512), 2: (8, 16, 32, 64), 3: (4, 8, 16)})
+_FEATURES = (1, 3, 4, 8, 16, 32, 64, 128, 256)
+_CONVOLVED, _WINDOWS = (1, 2, 4, 8, 16), (1, 3, 3, 3, 5)
+_NUMBERS: Mapping[int, tuple[str, str, str]] = MappingProxyType(
+    {1: ("NWC", "WIO", "NWC"), 2: ("NHWC", "HWIO", "NHWC"), 3: ("NDHWC", "DHWIO", "NDHWC")}
+)
 _ROWS, _SUMMED, _MOST_BYTES = 2048, 4, 1 << 23
 _WIDTH = 256
-#: Features of the operand of a convolution with few of its own, and of one that sums over few images.
-_FEW_TAKEN, _FEW_FEATURES = 16, 8
 _GROUPS = 8
 #: Side of matrices between whose products there are collectives, and elements of these.
 _SIDE, _SMALL = 256, 256
@@ -63,10 +69,8 @@ class Effort:
         collectives: bytes a device of collectives.
         least_s: seconds that a program should take: short work is done several times in it.
         repeats: how often each program, and each transfer, is timed.
-        images: sides of the images of convolutions; the smaller, the more features they have.
-        features: of results of convolutions, and of gradients of kernels.
-        summed_images: over which gradients of kernels sum.
-        feature_side: height and width of the images of both.
+        convolutions: convolutions drawn of each kind, of images and of volumes.
+        multiplications: multiplications of one of them at most; a hundredth at least.
         strides: bytes between elements that a copy in another order brings side by side.
         runs_bytes: bytes side by side that a sum adds up.
         summed_bytes: of a sum's operand.
@@ -81,10 +85,8 @@ class Effort:
     collectives: tuple[int, ...] = (1 << 10, 1 << 14, 1 << 18, 1 << 22)
     least_s: float = 2e-2
     repeats: int = 9
-    images: tuple[int, ...] = (8, 16, 32)
-    features: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128)
-    summed_images: tuple[int, ...] = (1, 2, 4, 8)
-    feature_side: int = 48
+    convolutions: int = 16
+    multiplications: float = 1.5e8
     strides: tuple[int, ...] = (128, 512, 1 << 10, 1 << 11, 1 << 12, 1 << 13, 1 << 16, 1 << 19)
     runs_bytes: tuple[int, ...] = (32, 64, 256, 1024)
     summed_bytes: int = 1 << 22
@@ -100,10 +102,8 @@ QUICK = Effort(
     collectives=(1 << 12, 1 << 18),
     least_s=2e-4,
     repeats=3,
-    images=(8,),
-    features=(1, 8, 64),
-    summed_images=(1, 8),
-    feature_side=16,
+    convolutions=6,
+    multiplications=1e7,
     strides=(1024, 4096),
     runs_bytes=(64, 1024),
     summed_bytes=1 << 18,
@@ -118,10 +118,8 @@ HERE = Effort(
     collectives=(1 << 12, 1 << 18),
     least_s=1e-3,
     repeats=3,
-    images=(8,),
-    features=(1, 8, 16, 64),
-    summed_images=(1, 2, 8),
-    feature_side=32,
+    convolutions=10,
+    multiplications=3e7,
     strides=(1024, 4096),
     runs_bytes=(64, 1024),
     summed_bytes=1 << 19,
@@ -142,7 +140,7 @@ class Case:
         make: compiles it.
         repeated: whether it is run so often that it takes long enough.
         side_bytes: of a copy in another order or a sum.
-        count: of features or images.
+        convolution: its sizes.
     """
 
     what: What
@@ -152,7 +150,7 @@ class Case:
     make: Callable[[int], Callable[[], Any]]
     repeated: bool = True
     side_bytes: int = 0
-    count: int = 0
+    convolution: Convolution | None = None
 
 
 def program(mesh: Mesh, body: Callable[..., Any], shapes: Sequence[tuple[tuple[int, ...], Any]]) -> Callable[[], Any]:
@@ -182,7 +180,6 @@ def special_cases(mesh: Mesh, effort: Effort) -> list[Case]:
     """
     return [
         *_convolutions(mesh, effort),
-        *_few(mesh, effort),
         *_reorders(mesh, effort),
         *_sums(mesh, effort),
         *_functions(mesh, effort),
@@ -191,58 +188,52 @@ def special_cases(mesh: Mesh, effort: Effort) -> list[Case]:
 
 
 def _convolutions(mesh: Mesh, effort: Effort) -> list[Case]:
-    """Images to images and gradients of kernels, of 3 x 3 and 1 x 1, with operands in the order of the library."""
-
-    def convolve(left: Any, right: Any, pad: int) -> Any:
-        return lax.conv_general_dilated(
-            left, right, (1, 1), ((pad, pad), (pad, pad)), dimension_numbers=("NHWC", "HWIO", "NHWC")
-        )
-
-    def case(name: str, side: int, window: int) -> Case:
-        features = max(4, _FEATURES // side)
-        image = (_IMAGES, side, side, features)
-        if name == "convolution":
-            shapes = (image, (window, window, features, features))
-        else:  # features of what went in are the batch; what the images are is summed over
-            shapes = ((features, side, side, _IMAGES), (side, side, _IMAGES, features))
-        flops = 2.0 * _IMAGES * side**2 * features**2 * window**2
-
-        def make(runs: int) -> Callable[[], Any]:
-            def body(x: Any, w: Any) -> Any:
-                return convolve(x, w, window // 2)
-
-            return program(mesh, body, [(shape, jnp.float32) for shape in shapes])
-
-        return Case("convolution", name, flops, 1, make, repeated=False)
-
-    kinds = ("convolution", "kernel gradient")
-    return [case(name, side, window) for name in kinds for side in effort.images for window in (1, 3)]
+    """Convolutions and gradients of kernels with drawn sizes, of images and of volumes; the same in each process."""
+    random = np.random.default_rng(0)
+    cases: list[Case] = []
+    for kind in ("convolution", "kernel gradient"):
+        for dims in ((1, 2), (3,)):
+            cases_of_kind: list[Case] = []
+            while len(cases_of_kind) < effort.convolutions:
+                spatial = int(random.choice(dims))
+                side = int(random.choice(_SIDES[spatial]))
+                taken, features = (int(random.choice(_FEATURES)) for _ in range(2))
+                images, window = int(random.choice(_CONVOLVED)), int(random.choice(_WINDOWS))
+                image, result = ((images, *(side,) * spatial, n) for n in (taken, features))
+                kernel = (*(window,) * spatial, taken, features)
+                windows, taps = images * side**spatial, window**spatial
+                if kind == "convolution":
+                    sizes = Convolution.of(spatial, windows, taps, taken, features)
+                else:  # windows of whole images, of which the places are those of the kernel
+                    sizes = Convolution.of(spatial, taken * taps, side**spatial, images, features)
+                if effort.multiplications / 100 <= sizes.multiplications <= effort.multiplications:
+                    cases_of_kind.append(_convolution(mesh, kind, sizes, image, kernel, result))
+            cases += cases_of_kind
+    return cases
 
 
-def _few(mesh: Mesh, effort: Effort) -> list[Case]:
-    """Convolutions of 3 x 3 with few features, and gradients of their kernels, also of few images."""
+def _convolution(
+    mesh: Mesh,
+    kind: str,
+    sizes: Convolution,
+    image: tuple[int, ...],
+    kernel: tuple[int, ...],
+    result: tuple[int, ...],
+) -> Case:
+    """A convolution of images and a kernel, or the gradient of its kernel, in the order of the library."""
+    numbers = _NUMBERS[sizes.spatial_dims]
 
     def convolve(x: Any, w: Any) -> Any:
-        return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return lax.conv_general_dilated(x, w, (1,) * sizes.spatial_dims, "SAME", dimension_numbers=numbers)
 
-    def case(what: What, name: str, images: int, features: int, count: int) -> Case:
-        side, taken = effort.feature_side, _FEW_TAKEN if what == "features" else features
-        image, kernel = (images, side, side, taken), (3, 3, taken, features)
-        result = (images, side, side, features)
-        flops = 2.0 * images * side**2 * 9 * taken * features
+    def gradient(x: Any, y: Any) -> Any:
+        return jax.linear_transpose(lambda w: convolve(x, w), jnp.zeros(kernel, jnp.float32))(y)[0]
 
-        def gradient(x: Any, y: Any) -> Any:
-            return jax.linear_transpose(lambda w: convolve(x, w), jnp.zeros(kernel, jnp.float32))(y)[0]
+    def make(runs: int) -> Callable[[], Any]:
+        body, second = (convolve, kernel) if kind == "convolution" else (gradient, result)
+        return program(mesh, body, [(image, jnp.float32), (second, jnp.float32)])
 
-        def make(runs: int) -> Callable[[], Any]:
-            body, second = (convolve, kernel) if name == "convolution" else (gradient, result)
-            return program(mesh, body, [(image, jnp.float32), (second, jnp.float32)])
-
-        return Case(what, name, flops, 1, make, repeated=False, count=count)
-
-    kinds = ("convolution", "kernel gradient")
-    few = [case("features", name, max(effort.summed_images), n, n) for name in kinds for n in effort.features]
-    return few + [case("images", kinds[1], n, _FEW_FEATURES, n) for n in effort.summed_images]
+    return Case("convolution", kind, 2 * sizes.multiplications, 1, make, repeated=False, convolution=sizes)
 
 
 def _reorders(mesh: Mesh, effort: Effort) -> list[Case]:

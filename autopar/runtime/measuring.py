@@ -63,7 +63,7 @@ def measure_devices(
         for (_, run), seconds_of_case in zip(ready, seconds, strict=True):
             seconds_of_case.append(_time(run, clock))
     return tuple(
-        Sample(c.what, c.name, c.amount, runs, c.group, tuple(seconds_of_case), c.side_bytes, c.count)
+        Sample(c.what, c.name, c.amount, runs, c.group, tuple(seconds_of_case), c.side_bytes, c.convolution)
         for c, (runs, _), seconds_of_case in zip(cases, ready, seconds, strict=True)
     )
 

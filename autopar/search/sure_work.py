@@ -257,7 +257,8 @@ def _least(
         )
         product = matrices_of(op, shapes, result, width)
         aligned = product and aligned_of(op, shapes, result, product, around.parts)
-        return LeastWork(flops, operator_bytes(op, types), dtypes, kind_of(op, types), product, aligned)
+        kind, dims = kind_of(op, types), len(op.results[0].type.shape) - 2
+        return LeastWork(flops, operator_bytes(op, types), dtypes, kind, product, aligned, spatial_dims=dims)
     if not is_fusible(op) and not (cost.fuses and reads_fused(op)):
         return LeastWork(flops, operator_bytes(op, types), dtypes)
     results = sum(v.type.nbytes for v in op.results)

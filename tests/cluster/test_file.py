@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.cluster import Cluster, Curve, Device, LinkSpec, MeasuredCollective, NodeGroup, available
+from autopar.cluster import Cluster, ConvolutionRate, Curve, Device, LinkSpec, MeasuredCollective, NodeGroup, available
 from autopar.cluster.catalog import find, read
 from autopar.errors import ClusterError
 
@@ -75,6 +75,7 @@ def test_a_good_file_is_read(tmp_path):
 KINDS = {
     "convolution_efficiency": 0.5,
     "kernel_gradient_efficiency": [[1e6, 0.1], [1e9, 0.2]],
+    "convolutions": [{"kind": "convolution", "spatial_dims": 2, "multiplication_s": 1e-10, "window_s": 1e-9}],
     "reorder_efficiency": [[1024.0, 0.1]],
     "reduction_efficiency": 0.25,
     "first_touch_bandwidth": 2e9,
@@ -88,6 +89,7 @@ def test_figures_of_kinds_of_work_are_read():
     device = Cluster.from_dict(data).groups[0].device
     assert device.convolution_efficiency == Curve.constant(0.5)
     assert device.kernel_gradient_efficiency == Curve(((1e6, 0.1), (1e9, 0.2)))
+    assert device.convolutions == (ConvolutionRate("convolution", 2, 1e-10, 1e-9),)
     assert device.reorder_efficiency == Curve.constant(0.1)
     assert device.reduction_efficiency == Curve.constant(0.25)
     assert (device.first_touch_bandwidth, device.function_s) == (2e9, (("exp", 3e-10),))
@@ -186,6 +188,13 @@ def test_an_impossible_number_is_named(path, value):
         ((*DEVICE, "jax_kinds"), "D"),
         ((*DEVICE, "convolution_efficiency"), 0),
         ((*DEVICE, "kernel_gradient_efficiency"), [[1e6, 1.5]]),
+        ((*DEVICE, "convolutions"), [{"kind": "pooling", "spatial_dims": 2, "multiplication_s": 1e-10}]),
+        ((*DEVICE, "convolutions"), [{"kind": "convolution", "spatial_dims": 0, "multiplication_s": 1e-10}]),
+        ((*DEVICE, "convolutions"), [{"kind": "convolution", "spatial_dims": 2, "multiplication_s": 0}]),
+        (
+            (*DEVICE, "convolutions"),
+            [{"kind": "convolution", "spatial_dims": 2, "multiplication_s": 1, "result_s": -1}],
+        ),
         ((*DEVICE, "reorder_efficiency"), [[4096, 0.5], [1024, 0.6]]),
         ((*DEVICE, "reduction_efficiency"), []),
         ((*DEVICE, "first_touch_bandwidth"), -1.0),
@@ -288,6 +297,13 @@ links = st.builds(
     collectives=st.lists(measured, max_size=3, unique_by=lambda m: (m.kind, m.devices)).map(tuple),
 )
 curves = st.dictionaries(numbers, fractions, min_size=1, max_size=4).map(lambda d: Curve(tuple(sorted(d.items()))))
+rates = st.builds(
+    ConvolutionRate,
+    st.sampled_from(["convolution", "kernel gradient"]),
+    st.integers(1, 3),
+    numbers,
+    *(st.floats(0, 1e-6) for _ in range(5)),
+)
 devices = st.builds(
     Device,
     kind=st.text(min_size=1, max_size=8),
@@ -300,10 +316,7 @@ devices = st.builds(
     jax_kinds=st.lists(st.text(min_size=1, max_size=4), max_size=2).map(tuple),
     convolution_efficiency=st.none() | curves,
     kernel_gradient_efficiency=st.none() | curves,
-    convolution_features=st.none() | curves,
-    kernel_gradient_features=st.none() | curves,
-    kernel_gradient_images=st.none() | curves,
-    few_features=st.integers(0, 64),
+    convolutions=st.lists(rates, max_size=3).map(tuple),
     reorder_efficiency=st.none() | curves,
     reduction_efficiency=st.none() | curves,
     first_touch_bandwidth=st.none() | numbers,

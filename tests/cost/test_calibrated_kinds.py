@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar import Cluster
+from autopar.cluster import ConvolutionRate
 from autopar.cluster.file import parse
+from autopar.cost import Convolution
 from autopar.cost.calibrated_file import MeasuredGroup, file_text
 from autopar.cost.calibrated_kinds import Kinds, fit_kinds
 from autopar.cost.calibration import Sample, fit
@@ -16,21 +18,26 @@ from tests.cost.test_calibration import BANDWIDTH, CALL_S, FLOPS, HOW, LAUNCH_S,
 NEW, EXP_S, PLAIN_S = 2e9, 3e-10, 1e-10
 
 
-def _sample(what, name, amount, once_s, side_bytes=0, runs=1000, count=0):
-    return Sample(what, name, amount, runs, 1, (CALL_S + runs * (LAUNCH_S + once_s),) * 3, side_bytes, count)
+#: (kind, spatial dims, coefficients in the order of `ConvolutionRate`)
+RATES = (
+    ("convolution", 2, (2.5 / FLOPS, 1e-9, 0.0, 2e-9, 0.0, 3e-8)),
+    ("convolution", 3, (8 / FLOPS, 1e-8, 3e-9, 0.0, 1e-7, 0.0)),
+    ("kernel gradient", 2, (2 / FLOPS, 4e-9, 5e-9, 1e-9, 1e-9, 2e-8)),
+)
+SIZES = [(m, k, n) for m in (64, 4096) for k in (9, 144, 2304) for n in (1, 16, 256)]
 
 
-def _kinds(reached=0.5, stride_share=0.02, exp_s=EXP_S, new=NEW):
+def _sample(what, name, amount, once_s, side_bytes=0, runs=1000, convolution=None):
+    return Sample(what, name, amount, runs, 1, (CALL_S + runs * (LAUNCH_S + once_s),) * 3, side_bytes, convolution)
+
+
+def _kinds(slower=1.0, stride_share=0.02, exp_s=EXP_S, new=NEW):
     found = []
-    for share in (reached, 4 * reached):  # images of two sizes: their geometric mean
-        found.append(_sample("convolution", "convolution", 2.0**27, 2.0**27 / (FLOPS * share)))
-        found.append(_sample("convolution", "kernel gradient", 2.0**27, 2.0**27 / (FLOPS * share / 8)))
-    # One feature reaches a fourth of what many do, of gradients a tenth, and one image a third of what two do.
-    work = 2.0**27
-    for kind, share, few in (("convolution", 2 * reached, 0.25), ("kernel gradient", reached / 4, 0.1)):
-        found += [_sample("features", kind, work, work / (FLOPS * share * e), count=n) for n, e in ((1, few), (8, 1))]
-    for images, part in ((1, 1), (2, 3)):
-        found += [_sample("images", "kernel gradient", work, work / (FLOPS * 0.03 * part), count=images)]
+    for kind, dims, coefficients in RATES:
+        for m, k, n in SIZES:
+            sizes = Convolution.of(dims, m, k // 3, 3, n)
+            seconds = sizes.seconds(ConvolutionRate(kind, dims, *(c * slower for c in coefficients)))
+            found.append(_sample("convolution", kind, 2.0 * m * k * n, seconds, convolution=sizes))
     found += [_sample("reorder", "f32", 1e7, 1e7 / (BANDWIDTH * stride_share * k), 1024 // k) for k in (1, 2)]
     found += [_sample("reduction", "f32", 1e7, 1e7 / (BANDWIDTH * 0.1), 64)]
     found += [_sample("function", "", 1e5, 1e5 * PLAIN_S), _sample("function", "exp", 1e5, 1e5 * (PLAIN_S + exp_s))]
@@ -40,23 +47,23 @@ def _kinds(reached=0.5, stride_share=0.02, exp_s=EXP_S, new=NEW):
     return found
 
 
-@given(st.floats(0.05, 0.2), st.floats(0.01, 0.4), st.floats(1e-11, 1e-8), st.floats(1e8, 1e11))
-def test_known_figures_are_found_again(reached, stride_share, exp_s, new):
-    measured = [*samples(), *_kinds(reached, stride_share, exp_s, new)]
+@given(st.floats(1, 5), st.floats(0.01, 0.4), st.floats(1e-11, 1e-8), st.floats(1e8, 1e11))
+def test_known_figures_are_found_again(slower, stride_share, exp_s, new):
+    measured = [*samples(), *_kinds(slower, stride_share, exp_s, new)]
     found = fit_kinds(measured, fit(measured))
-    assert found.convolution is not None and found.kernel_gradient is not None
-    assert found.convolution.at(2.0**27) == pytest.approx(2 * reached, rel=1e-6)
-    assert found.kernel_gradient.at(2.0**27) == pytest.approx(2 * reached / 8, rel=1e-6)
-    assert found.features is not None and found.gradient_features is not None and found.gradient_images is not None
-    assert [found.features.at(n) for n in (1, 8)] == pytest.approx([0.25, 1], rel=1e-6)
-    assert [found.gradient_features.at(n) for n in (1, 8)] == pytest.approx([0.1, 1], rel=1e-6)
-    assert [found.gradient_images.at(n) for n in (1, 2)] == pytest.approx([1 / 3, 1], rel=1e-6)
+    for rate, (kind, dims, coefficients) in zip(found.convolutions, RATES, strict=True):
+        assert (rate.kind, rate.spatial_dims) == (kind, dims)
+        known = ConvolutionRate(kind, dims, *(c * slower for c in coefficients))
+        for m, k, n in SIZES:
+            sizes = Convolution.of(dims, m, k // 3, 3, n)
+            assert sizes.seconds(rate) == pytest.approx(sizes.seconds(known), rel=0.05)
+    assert found.convolution_error < 0.01
     assert found.reorder is not None and found.reduction is not None
     assert [found.reorder.at(n) for n in (1024, 512)] == pytest.approx([stride_share, 2 * stride_share], rel=1e-6)
     assert found.reduction.at(64) == pytest.approx(0.1, rel=1e-6)
     assert dict(found.function_s) == pytest.approx({"exp": exp_s, "exp2": exp_s}, rel=1e-4)
     assert found.first_touch_bandwidth == pytest.approx(new, rel=1e-3)
-    assert dict(found.spreads) == dict.fromkeys(dict(found.spreads), 0.0) and len(found.spreads) == 9
+    assert dict(found.spreads) == dict.fromkeys(dict(found.spreads), 0.0) and len(found.spreads) == 6
 
 
 def test_what_was_not_measured_is_left_out():
@@ -81,13 +88,15 @@ def test_the_file_holds_them_and_their_spread():
     _, (group,) = parse(tomllib.loads(text), "mine.toml")
     d = group.device
     for curve, own in (
-        (d.convolution_efficiency, kinds.convolution),
-        (d.kernel_gradient_efficiency, kinds.kernel_gradient),
         (d.reorder_efficiency, kinds.reorder),
         (d.reduction_efficiency, kinds.reduction),
     ):
         assert curve is not None and own is not None
         assert [x for p in curve.points for x in p] == pytest.approx([x for p in own.points for x in p], rel=2e-2)
+    assert len(d.convolutions) == len(kinds.convolutions) == 3
+    for read, rate in zip(d.convolutions, kinds.convolutions, strict=True):
+        assert (read.kind, read.spatial_dims) == (rate.kind, rate.spatial_dims)
+        assert read.window_s == pytest.approx(rate.window_s, rel=1e-2)
     assert d.first_touch_bandwidth == pytest.approx(NEW, rel=1e-3)
     assert dict(d.function_s) == pytest.approx(dict(kinds.function_s), rel=1e-2)
     assert text.count("spread 0.0%") >= 6

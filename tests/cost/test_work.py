@@ -2,13 +2,16 @@
 
 from dataclasses import replace
 
+import jax
+import jax.numpy as jnp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.cluster import Cluster, Curve, Device, LinkSpec, NodeGroup
-from autopar.cost import CostModel, KernelWork
+from autopar.cluster import Cluster, ConvolutionRate, Curve, Device, LinkSpec, NodeGroup
+from autopar.cost import Convolution, CostModel, KernelWork, LeastWork, convolution_of
 from autopar.cost.model import KEPT_BYTES
+from tests.search.problems import graph_of
 
 PLAIN = Device("D", 10**9, 1e11, (("f32", 1e12), ("bf16", 4e12)), launch_s=1e-6, memory_efficiency=Curve.constant(0.5))
 SPECIAL = replace(
@@ -94,29 +97,72 @@ def test_nothing_takes_no_time_and_new_memory_only_where_there_is_much():
     assert _model(SPECIAL, PLAIN).first_touch_s(4e9) == pytest.approx(2)
 
 
-FEATURES = replace(
+RATES = replace(
     PLAIN,
-    convolution_features=Curve(((4, 0.25), (32, 1.0))),
-    kernel_gradient_features=Curve(((8, 0.125), (64, 1.0))),
-    kernel_gradient_images=Curve(((1, 0.2), (8, 1.0))),
-    few_features=24,
+    convolutions=(
+        ConvolutionRate("convolution", 3, 2e-12, 1e-10),
+        ConvolutionRate("convolution", 2, 1e-12, 1e-11, 1e-10, 1e-9, 1e-8, 1e-7),
+        ConvolutionRate("kernel gradient", 2, 4e-12),
+    ),
 )
+SIZES = Convolution(2, 1e9, 1e7, 1e5, 1e6, 1e5, 1e4)
+IMAGES_S = 1e-3 + 1e-4 + 1e-5 + 1e-3 + 1e-3 + 1e-3
 
 
 @pytest.mark.parametrize(
-    ("kind", "features", "images", "share"),
+    ("kind", "dims", "seconds"),
     [
-        ("convolution", 32, 1, 1.0),
-        ("convolution", 4, 1, 0.25),
-        ("kernel gradient", 64, 1, 1.0),
-        ("kernel gradient", 8, 8, 0.125),
-        ("kernel gradient", 8, 1, 0.025),
-        ("kernel gradient", 0, 0, 1.0),
-        ("", 4, 1, 1.0),
+        ("convolution", 1, IMAGES_S),
+        ("convolution", 2, IMAGES_S),
+        ("convolution", 3, 2e-3 + 1e-3),
+        ("convolution", 4, 2e-3 + 1e-3),
+        ("kernel gradient", 2, 4e-3),
+        ("kernel gradient", 3, 4e-3),
     ],
 )
-def test_few_features_and_images_reach_less(kind, features, images, share):
-    """An eighth of the features is not eight times as fast; no other work is slower."""
-    work = KernelWork(1e9, 0.0, "f32", kind, features=features, images=images)
-    assert _model(FEATURES).work_s(work) == pytest.approx(1e-6 + 1e9 / (1e12 * share))
-    assert _model(PLAIN).work_s(work) == pytest.approx(1e-6 + 1e-3)
+def test_convolutions_take_what_was_measured_of_their_sizes(kind, dims, seconds):
+    """Of the fewest spatial dims that are enough, else of the most; devices without figures have peak and bytes."""
+    work = KernelWork(2e9, 0.0, "f32", kind, convolution=replace(SIZES, spatial_dims=dims))
+    assert _model(RATES).work_s(work) == pytest.approx(1e-6 + seconds)
+    assert _model(PLAIN).work_s(work) == pytest.approx(1e-6 + 2e-3)
+    assert _model(PLAIN, RATES).work_s(work) == pytest.approx(1e-6 + max(seconds, 2e-3))
+    least = LeastWork(2e9, 4e6, ("f32",), kind, spatial_dims=dims)
+    assert _model(RATES).least_s(least, 1) <= _model(RATES).work_s(work)
+    assert _model(RATES).least_s(least, 4) >= _model(RATES).least_s(least, 1) / 4
+
+
+@given(*(st.integers(1, n) for n in (3, 4, 4, 3)), st.sampled_from([1, 2]), st.booleans())
+def test_sizes_of_convolutions(dims, images, taken, features, groups, of_images):
+    """Windows are counted for each group of features or of images."""
+    side, window = 4, 3
+    numbers = (("NC", "IO", "NC"), ("NCX", "IOX", "NCX"), ("NCXY", "IOXY", "NCXY"), ("NCXYZ", "IOXYZ", "NCXYZ"))[dims]
+    batch_groups, feature_groups = (groups, 1) if of_images else (1, groups)
+    x = jax.ShapeDtypeStruct((images * batch_groups, taken * feature_groups, *(side,) * dims), jnp.float32)
+    w = jax.ShapeDtypeStruct((taken, features * groups, *(window,) * dims), jnp.float32)
+
+    def convolve(x, w):
+        return jax.lax.conv_general_dilated(
+            x,
+            w,
+            (1,) * dims,
+            "SAME",
+            dimension_numbers=numbers,
+            feature_group_count=feature_groups,
+            batch_group_count=batch_groups,
+        )
+
+    graph = graph_of(convolve, x, w)
+    (op,) = (op for op in graph.operators if op.primitive == "conv_general_dilated")
+    types = {v.name: v.type for v in graph.inputs}
+    shapes = [types[v].shape for v in op.operands]
+    found = convolution_of(op, shapes, op.results[0].type.shape)
+    elements, depth = images * side**dims, taken * window**dims
+    assert found == Convolution(
+        dims,
+        elements * features * groups * depth,
+        elements * depth * groups,
+        taken * features * groups * window**dims,
+        elements * features * groups,
+        elements * window**dims * groups,
+        elements * window**dims * groups * (1 - features / 24),
+    )

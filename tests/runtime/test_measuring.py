@@ -28,17 +28,15 @@ LEAST = Effort(
     collectives=(1 << 10, 1 << 14),
     least_s=1e-5,
     repeats=2,
-    images=(32,),
-    features=(1, 4),
-    summed_images=(1, 2),
-    feature_side=8,
+    convolutions=2,
+    multiplications=2e6,
     strides=(128,),
     runs_bytes=(64,),
     summed_bytes=1 << 16,
     elements=1 << 10,
     first_touch=1 << 20,
 )
-KINDS = {"convolution", "features", "images", "reorder", "reduction", "function", "first touch"}
+KINDS = {"convolution", "reorder", "reduction", "function", "first touch"}
 
 
 def test_cpu_seconds_are_counted_of_devices_that_keep_all_cores_busy() -> None:
@@ -59,9 +57,8 @@ def test_one_device_and_several() -> None:
     assert found.figures.link is None and "measured by" in found.text
     device = Cluster.from_dict(tomllib.loads(found.text)).groups[0].device
     assert device.reorder_efficiency is not None and device.reduction_efficiency is not None
-    assert device.convolution_efficiency is not None and device.kernel_gradient_efficiency is not None
-    assert device.convolution_features is not None and device.kernel_gradient_features is not None
-    assert device.kernel_gradient_images is not None and device.few_features == 24
+    kinds = [(rate.kind, rate.spatial_dims) for rate in device.convolutions]
+    assert kinds == [(kind, dims) for kind in ("convolution", "kernel gradient") for dims in (2, 3)]
     assert {s.name for s in found.samples if s.what == "function"} >= {"", "exp", "tanh", "log", "erf", "sin"}
 
 

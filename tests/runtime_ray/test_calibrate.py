@@ -53,7 +53,7 @@ def test_links_between_workers_are_in_the_file(cluster: RayCluster, tmp_path: Pa
         *(("chain", (0, 1), size, 2) for size in LEAST.transfers),
     }
     assert all(len(s.seconds) == LEAST.repeats and min(s.seconds) > 0 for s in found.links)
-    kinds = {"convolution", "features", "images", "reorder", "reduction", "function", "first touch"}
+    kinds = {"convolution", "reorder", "reduction", "function", "first touch"}
     assert {s.what for s in found.samples} == kinds | {"call", "chain", "product", "copy", "collective", "between"}
 
     file = tmp_path / "mine.toml"

@@ -210,7 +210,7 @@ def test_what_was_measured_is_planned_with(tmp_path: Path, transport: str, worke
             assert {s.workers for s in some} == pairs and len(some) == len(pairs)
     assert {s.how for s in found.links} == ({"bounce", "fan", "chain"} if workers > 2 else {"bounce", "chain"})
     assert all(len(s.seconds) == LEAST.repeats and min(s.seconds) > 0 for s in found.links)
-    kinds = {"convolution", "features", "images", "reorder", "reduction", "function", "first touch"}
+    kinds = {"convolution", "reorder", "reduction", "function", "first touch"}
     assert {s.what for s in found.samples} == kinds | {"call", "chain", "product", "copy", "collective", "between"}
     worker_group = cluster.worker_groups[-1]
     assert isinstance(worker_group, FragileWorkerGroup)

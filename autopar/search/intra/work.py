@@ -15,6 +15,7 @@ from autopar.cost import (
     CostModel,
     KernelWork,
     Matrices,
+    convolution_of,
     matrices_of,
     packed,
     reorders,
@@ -202,8 +203,8 @@ def busy_seconds(
         batch, m, n, k = np.array([(p.batch, p.m, p.n, p.k) for p in each]).T
         sized = Matrices(batch, m, n, k, each[0].width)
         return np.asarray(cost.product_s(sized, types[0].dtype, work.core, backward=work.backward)) + joined
-    if work.kind and cost.counts_features:
-        works = [_of_features(_of_strategy(work, s, types, sizes), op, s, types, sizes) for s in strategies]
+    if work.kind and cost.measures_convolutions:
+        works = [_of_sizes(_of_strategy(work, s, types, sizes), op, s, types, sizes) for s in strategies]
         by_work = {(w, s.split): 0.0 for w, s in zip(works, strategies, strict=True)}
         by_work = {(w, n): cost.work_s(w, n) for w, n in by_work}
         return np.array([by_work[w, s.split] for w, s in zip(works, strategies, strict=True)]) + joined
@@ -213,13 +214,13 @@ def busy_seconds(
     return np.array([by_split[s.split] for s in strategies]) + joined
 
 
-def _of_features(
+def _of_sizes(
     work: KernelWork, op: Operator, strategy: Strategy, types: Sequence[TensorType], sizes: Mapping[str, int]
 ) -> KernelWork:
-    """Work of a convolution with the features, and the images that a kernel's gradient sums over, of one device."""
-    out_features, in_features = op.ints("rhs_spec")[:2]
-    kernel = strategy.operand_layouts[1].local_shape(types[1].shape, sizes)
-    return replace(work, features=kernel[out_features], images=kernel[in_features])
+    """Work of a convolution with its sizes on one device."""
+    shapes = [k.local_shape(t.shape, sizes) for k, t in zip(strategy.operand_layouts, types, strict=True)]
+    result = strategy.result_layouts[0].local_shape(op.results[0].type.shape, sizes)
+    return replace(work, convolution=convolution_of(op, shapes, result))
 
 
 def _of_strategy(

@@ -2,15 +2,22 @@
 
 The localizer of callbacks asks `Callbacks`. An exception that left a callback would end its device's program, and the
 others would wait for it in their next collective until XLA ends the process. Nothing here orders calls.
+
+jax's CPU client has as many threads as the machine has cores, or as it has devices if these are more. Devices that
+wait for a call hold theirs. A call that needs another one, as for the copy of a numpy array, waits for ever where the
+devices hold all: `StuckCall` tells this from a call that takes long.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 import threading
+import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -23,9 +30,16 @@ from jax.extend.core import Primitive
 
 from autopar._compat.dtypes import SUB_BYTE, bytes_of, from_bytes, whole_bytes
 from autopar._compat.xla import with_value
+from autopar.errors import ClusterError
 
 #: Bytes that memory is aligned to which jax takes over without a copy.
 _ALIGNMENT = 64
+#: Bytes of a numpy array that jax copies on a thread of its own.
+_COPIED_BYTES = 1 << 18
+#: So often a waiting device looks whether the call is stuck, at most.
+_LOOK_S = 1.0
+#: Seconds that a step has to end when a call of it was found to be stuck.
+_END_S = 5.0
 
 
 @dataclass(eq=False)
@@ -38,12 +52,17 @@ class Callbacks:
         keeps: whether exceptions are kept for `check`; else they leave the callback.
         raised: the exceptions, the first first.
         guards: whether the program has callbacks whose exceptions are kept.
+        limit_s: seconds without progress after which a call that waits for its own step is given up; the runtime sets
+            it.
+        stuck: the error of such a call, until it is raised.
     """
 
     by_buffers: bool = False
     keeps: bool = False
     raised: list[BaseException] = field(default_factory=list)
     guards: bool = False
+    limit_s: float = math.inf
+    stuck: ClusterError | None = None
 
     def call(self, primitive: Primitive, params: Mapping[str, Any], operands: Sequence[Any], calls: Calls) -> list[Any]:
         """Results of a callback's primitive.
@@ -56,55 +75,53 @@ class Callbacks:
         """
         avals = params.get("result_avals", ())
         callback: Callable[..., Any] | None = params.get("callback")
-        if not self._in_place(operands, avals):
+        if not self.by_buffers:
             guarded = params if callback is None else {**params, "callback": self._guarded(callback, avals)}
             return list(primitive.bind(*operands, **guarded))
         # Bound to arrays, a print prints.
         guard = self._guarded(callback or partial(primitive.bind, **params), avals)
         # Contexts are those of a thread, and the call is made in another one.
         wide = bool(jax.dtypes.canonicalize_dtype(np.float64) == np.float64)
+        # jax gives keys as what they are made of.
+        given = [jax.random.key_data(o) if _is_key(o) else o for o in operands]
 
         def call(outputs: Sequence[Any], *buffers: Any) -> None:
+            calls.begin()
             try:
-                with jax.enable_x64(wide):
-                    results = guard(*(_owned(_numpy(b, o)) for b, o in zip(buffers, operands, strict=True)))
+                with jax.enable_x64(wide), jax.default_device(_cpu()):
+                    results = guard(*(_owned(_numpy(b, o)) for b, o in zip(buffers, given, strict=True)))
                 for output, result in zip(outputs, results, strict=True):
                     output[...] = result if _is_plain(result.dtype) else _numpy_bytes(result)
             finally:
                 calls.end()
+            self.give_up()
 
-        arrays = [o if _is_plain(o.dtype) else bytes_of(o) for o in operands]
+        arrays = [o if _is_plain(o.dtype) else bytes_of(o) for o in given]
         outputs = _by_buffers(call, avals, arrays, _is_impure(primitive))
         return [o if _is_plain(a.dtype) else from_bytes(o, a) for o, a in zip(outputs, avals, strict=True)]
 
-    def wait(
-        self, primitive: Primitive, params: Mapping[str, Any], operands: Sequence[Any], index: Any, calls: Calls
-    ) -> list[Any]:
+    def wait(self, primitive: Primitive, params: Mapping[str, Any], index: Any, calls: Calls) -> list[Any]:
         """Zeros, once the device that calls has called: XLA ends the process where a collective waits for 40 seconds.
+
+        Processes wait for each other in collectives, which take longer.
 
         Args:
             primitive: of the callback.
             params: its parameters.
-            operands: whole.
             index: number of this device.
             calls: of the device that calls.
         """
-        avals = params.get("result_avals", ())
-        zeros = [jnp.zeros(a.shape, a.dtype) for a in avals]
-        if not self._in_place(operands, avals) or jax.process_count() > 1:
+        zeros = [jnp.zeros(a.shape, a.dtype) for a in params.get("result_avals", ())]
+        if not self.by_buffers or jax.process_count() > 1:
             return zeros
 
         def wait(outputs: Sequence[Any], index: Any) -> None:
-            calls.wait(int(index))
+            calls.wait(int(index), self)
             outputs[0][...] = 0
 
         result = jax.ShapeDtypeStruct((), jnp.int32)
         (zero,) = _by_buffers(wait, [result], [index], _is_impure(primitive))
         return [z + zero.astype(z.dtype) for z in zeros]
-
-    def _in_place(self, operands: Sequence[Any], avals: Sequence[Any]) -> bool:
-        """Whether a callback reads its operands in place; jax takes keys alone as what they are made of."""
-        return self.by_buffers and not any(_is_key(a) for a in (*operands, *avals))
 
     def _guarded(self, callback: Callable[..., Any], avals: Sequence[Any]) -> Callable[..., list[Any]]:
         """A callback that returns zeros in place of an exception.
@@ -117,8 +134,7 @@ class Callbacks:
 
         def guard(*arrays: Any) -> list[Any]:
             try:
-                with jax.default_device(_cpu()):
-                    return _checked(callback(*arrays), avals) if avals else _nothing(callback(*arrays))
+                return _checked(callback(*arrays), avals) if avals else _nothing(callback(*arrays))
             except BaseException as error:
                 if not self.keeps:
                     raise
@@ -127,12 +143,36 @@ class Callbacks:
 
         return guard
 
+    def look(self, call: StuckCall) -> None:
+        """Notes the error of a call that is stuck.
+
+        Args:
+            call: the call under way.
+        """
+        if self.stuck is None:
+            self.stuck = call.error(self.limit_s)
+
+    def give_up(self) -> None:
+        """Raises the error of a call that is stuck, on a device: all of the step's devices end with it."""
+        if self.stuck is not None:
+            raise self.stuck
+
     def check(self, results: Any) -> None:
         """Waits for a step and raises what a callback has raised, as jax does: JaxRuntimeError with its text.
 
         Args:
             results: of the step.
+
+        Raises:
+            ClusterError: a callback waited for threads that its own step holds.
         """
+        began, ends = time.monotonic(), math.inf
+        for array in jax.tree.leaves(results):
+            while not array.is_ready() and time.monotonic() < ends:
+                time.sleep(min(0.01, 0.05 * (time.monotonic() - began)))
+                if self.stuck is not None and ends == math.inf:
+                    ends = time.monotonic() + _END_S
+        self.raise_stuck()
         jax.block_until_ready(results)
         jax.effects_barrier()
         if self.raised:
@@ -140,6 +180,12 @@ class Callbacks:
             self.raised.clear()
             text = "".join(traceback.format_exception(first))
             raise jax.errors.JaxRuntimeError(f"INTERNAL: a callback raised {type(first).__name__}: {text}") from first
+
+    def raise_stuck(self) -> None:
+        """Raises the error of a call that was given up, once."""
+        error, self.stuck = self.stuck, None
+        if error is not None:
+            raise error
 
 
 @dataclass(eq=False)
@@ -149,25 +195,133 @@ class Calls:
     Args:
         ended: how many calls have ended.
         awaited: how many each other device has waited for.
-        changed: holds both.
+        thread: that makes the call under way, 0 where there is none.
+        changed: holds all of them.
     """
 
     ended: int = 0
     awaited: Counter[int] = field(default_factory=Counter)
+    thread: int = 0
     changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def begin(self) -> None:
+        """Notes that a call begins, on this thread."""
+        self.thread = threading.get_ident()
 
     def end(self) -> None:
         """Notes that a call has ended."""
         with self.changed:
             self.ended += 1
+            self.thread = 0
             self.changed.notify_all()
 
-    def wait(self, device: int) -> None:
-        """Returns when as many calls have ended as ``device`` has waited for, with this one."""
+    def wait(self, device: int, callbacks: Callbacks) -> None:
+        """Returns when as many calls have ended as ``device`` has waited for, with this one.
+
+        Args:
+            device: number of the device.
+            callbacks: asked whether the call is stuck. ClusterError where it is.
+        """
+        look, call = min(_LOOK_S, callbacks.limit_s / 8), StuckCall(self)
         with self.changed:
             self.awaited[device] += 1
             number = self.awaited[device]
-            self.changed.wait_for(lambda: self.ended >= number)
+            while not self.changed.wait_for(lambda: self.ended >= number, None if look == math.inf else look):
+                if device == 1:
+                    callbacks.look(call)
+                callbacks.give_up()
+        callbacks.give_up()  # the call may have ended when the first devices gave up
+
+
+@dataclass(eq=False)
+class StuckCall:
+    """Whether a call waits for threads that the devices hold which wait for it.
+
+    Such a call uses no processor. It waits in jax, or it has made an array on one device that jax never copies, as a
+    probe of another copy never ends.
+
+    Args:
+        calls: of its operator.
+        used_s: processor seconds of its thread.
+        since: the time from which on it used no more.
+        probe: an array that jax copies on a thread of its own.
+        unready: arrays on one CPU device that were not there yet when the probe was made.
+    """
+
+    calls: Calls
+    used_s: float = -1.0
+    since: float = 0.0
+    probe: Any = None
+    unready: tuple[Any, ...] = ()
+
+    def error(self, limit_s: float) -> ClusterError | None:
+        """The error of a call that is stuck for ``limit_s`` seconds; None of one that is not."""
+        thread, now = self.calls.thread, time.monotonic()
+        used_s = _processor_s(thread)
+        if used_s is None or used_s != self.used_s:
+            self.used_s, self.since, self.probe = -1.0 if used_s is None else used_s, now, None
+            return None
+        if self.probe is None:
+            if now - self.since > limit_s / 2:
+                self.unready, self.probe = _unready(), _probe()
+            return None
+        frames = _frames(thread)
+        if now - self.since < limit_s or not frames or self.probe.is_ready():
+            return None
+        if not frames[0].f_globals.get("__name__", "").startswith("jax.") and not any(map(_is_unready, self.unready)):
+            return None
+        return ClusterError(
+            f"a callback has waited for {limit_s:g} s for a thread of jax's CPU client; the devices of its step hold "
+            "all of them, and wait for the callback",
+            cause="it hands jax a numpy array of its own of 100 kB or more, which a thread of the client copies, or "
+            "it computes on several devices",
+            remedy="numpy alone in the callback; or more threads: NPROC=16 in the environment before jax starts, or a "
+            "device that the step does not use; AUTOPAR_WAIT_S=600 waits longer",
+            source=_user_line(frames),
+        )
+
+
+def _processor_s(thread: int) -> float | None:
+    """Processor seconds of a thread; None where there is none, or the system does not tell."""
+    with suppress(AttributeError, OSError):
+        return time.clock_gettime(time.pthread_getcpuclockid(thread)) if thread else None
+    return None
+
+
+def _frames(thread: int) -> list[Any]:
+    """Python's frames of a thread, the innermost first."""
+    frame, frames = sys._current_frames().get(thread), []
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    return frames
+
+
+def _user_line(frames: Sequence[Any]) -> str | None:
+    """The innermost line that is neither of jax nor of autopar."""
+    for frame in frames:
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in ("jax", "autopar"):
+            code = frame.f_code
+            return f"{code.co_filename.rpartition('/')[2]}:{frame.f_lineno} ({code.co_name})"
+    return None
+
+
+def _is_unready(array: Any) -> bool:
+    return not array.is_deleted() and not array.is_ready()
+
+
+def _unready() -> tuple[Any, ...]:
+    """Arrays on one CPU device that are not there yet. Those of a step that waits are on several."""
+    arrays = [a for a in jax.live_arrays("cpu") if len(a.sharding.device_set) == 1]
+    return tuple(a for a in arrays if _is_unready(a))
+
+
+def _probe() -> jax.Array:
+    """An array that is not there before a thread of jax's CPU client has copied it."""
+    memory = np.empty(_COPIED_BYTES + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT + 1
+    array: jax.Array = jax.device_put(memory[start : start + _COPIED_BYTES - 1], _cpu())
+    return array
 
 
 def _nothing(result: Any) -> list[Any]:

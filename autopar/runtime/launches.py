@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -55,7 +55,7 @@ class Launches:
         with self._lock:
             by = (id(program), threading.get_ident())
             if by != self._by:
-                jax.block_until_ready([a for a in self._results if not a.is_deleted()])
+                _wait([a for a in self._results if not a.is_deleted()])
             self._by, self._results = by, []
             yield
 
@@ -85,7 +85,17 @@ class Launches:
         result = min(results, key=lambda a: a.nbytes)
         before, self._last[devices] = self._last.get(devices), result
         if before is not None:
-            jax.block_until_ready([result if before.is_deleted() else before])
+            _wait([result if before.is_deleted() else before])
+
+
+def _wait(arrays: Sequence[Any]) -> None:
+    """Waits for the programs that make some arrays. Whoever reads the results of one that failed gets its error."""
+    try:
+        jax.block_until_ready(arrays)
+    except jax.errors.JaxRuntimeError:  # the others may not be there yet
+        for array in arrays:
+            with suppress(jax.errors.JaxRuntimeError):
+                array.block_until_ready()
 
 
 def few_at_once(devices: Iterable[Any]) -> frozenset[Any]:

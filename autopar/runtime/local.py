@@ -19,6 +19,7 @@ from autopar.frontend import Traced
 from autopar.frontend.signature import leaf_entry
 from autopar.ir.analysis import unread_inputs
 from autopar.lower.program import LoweredProgram
+from autopar.runtime.hosts.agree import wait_s
 from autopar.runtime.hosts.arrays import copied, is_global, own, put, spread
 from autopar.runtime.launches import LAUNCHES, runnable
 from autopar.runtime.leaves import PlacedLeaves, check_data, check_donated, give_up
@@ -211,6 +212,7 @@ def load_local(traced: Traced, program: LoweredProgram, donated: Sequence[int] =
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
         shapes = program.shapes(traced)
         compiled = program.function.lower(*shapes).compile(dict(program.compiler_options))
+    program.callbacks.limit_s = wait_s()
     count = len(traced.signature.traced)
     constants = tuple(
         put(copied(c), s) for c, s in zip(traced.closed_over, program.input_shardings[count:], strict=True)

@@ -21,6 +21,7 @@ from autopar.lower.pipeline.stage_program import Port, given_up
 from autopar.lower.program import stage_devices
 from autopar.lower.split_layers import SplitStep
 from autopar.plan import PlanContent
+from autopar.runtime.hosts.agree import wait_s
 from autopar.runtime.hosts.arrays import copied, own
 from autopar.runtime.launches import LAUNCHES
 from autopar.runtime.leaves import check_data, check_donated, give_up
@@ -124,7 +125,11 @@ class PipelineProgram(LoadedPipeline):
         """
         with LAUNCHES.of(self):
             check_donated(leaves, self.names, self.donated)
-            store = self.runtime.run(self._start([*placed, *self.constants]))
+            try:
+                store = self.runtime.run(self._start([*placed, *self.constants]))
+            except jax.errors.JaxRuntimeError:
+                self.lowered.callbacks.raise_stuck()
+                raise
             results: dict[int, Any] = {}
             values = self.lowered.instructions.dataflow.by_name
             for (_, buffer), array in store.arrays.items():
@@ -259,6 +264,7 @@ def load_pipeline(
         ClusterError: there are not as many devices as the plan wants.
         PlanMismatchError: the plan keeps something in host memory that the devices have no access to.
     """
+    lowered.callbacks.limit_s = wait_s()
     runtime = LocalPipeline(lowered.instructions, compiled_stages(lowered, worker_meshes(lowered, devices), spared))
     check_host_memory(lowered.plan.content, devices)
     meshes = [stage_devices(lowered.plan, s, devices) for s in range(lowered.plan.num_stages)]

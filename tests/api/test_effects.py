@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -185,11 +187,11 @@ def test_other_devices_wait_for_a_callback_outside_of_collectives(monkeypatch, k
     """XLA ends the process where a collective takes longer than 40 seconds."""
     wait, waiting, seven = Calls.wait, [], threading.Event()
 
-    def noted(calls, device):
+    def noted(calls, device, callbacks):
         waiting.append(device)
         if len(waiting) == 7:
             seven.set()
-        wait(calls, device)
+        wait(calls, device, callbacks)
 
     monkeypatch.setattr(Calls, "wait", noted)
     met = []
@@ -208,6 +210,90 @@ def test_other_devices_wait_for_a_callback_outside_of_collectives(monkeypatch, k
     np.testing.assert_array_equal(f(X), X + 120)
     jax.effects_barrier()
     assert met == [True] and sorted(waiting) == list(range(1, 8))
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "pipedream"])
+def test_devices_of_a_stage_wait_for_its_callbacks(monkeypatch, schedule):
+    wait, waiting = Calls.wait, []
+
+    def noted(calls, device, callbacks):
+        waiting.append(device)
+        wait(calls, device, callbacks)
+
+    monkeypatch.setattr(Calls, "wait", noted)
+
+    def layer(x, w):
+        @jax.custom_jvp
+        def scaled(y):
+            return jax.pure_callback(lambda v: np.asarray(v) * 2, jax.ShapeDtypeStruct(y.shape, y.dtype), y)
+
+        scaled.defjvp(lambda p, t: (scaled(*p), 2 * t[0]))
+        return jnp.tanh(x @ w) + scaled(w.sum())
+
+    def step(ws, x):
+        def loss(ws):
+            y = x
+            for w in ws:
+                y = layer(y, w)
+            return (y**2).mean()
+
+        value, grads = jax.value_and_grad(loss)(ws)
+        return [w - 0.1 * g for w, g in zip(ws, grads, strict=True)], value
+
+    ws, x = [jnp.eye(8) / 2] * 4, jnp.ones((8, 8))
+    f = parallelize(step, num_stages=2, num_microbatches=2, schedule=schedule)
+    value = f(ws, x)[1]
+    if schedule == "1f1b":
+        np.testing.assert_allclose(value, step(ws, x)[1], rtol=1e-6)
+    jax.effects_barrier()
+    assert set(waiting) == {1, 2, 3}
+
+
+def unaligned(shape):
+    """Ones that jax does not take over as they lie: a thread of its CPU client copies them."""
+    size = 4 * int(np.prod(shape))
+    memory = np.empty(size + 128, np.uint8)
+    start = -memory.ctypes.data % 64 + 4
+    ones = memory[start : start + size].view(np.float32).reshape(shape)
+    ones[...] = 1
+    return ones
+
+
+def tripled_slowly(v):
+    time.sleep(1.5)
+    return np.asarray(v) * 3
+
+
+#: What a callback does that never ends where the devices of its step hold all threads of jax's CPU client.
+STUCK = {
+    "copies": lambda v: np.asarray(jnp.asarray(unaligned(v.shape))),
+    "computes": lambda v: np.asarray(jax.jit(lambda a, b: a * 3 * b)(v, unaligned(v.shape))),
+}
+
+
+@pytest.mark.skipif(len(jax.devices()) < (os.cpu_count() or 1), reason="the client has more threads than devices")
+@pytest.mark.parametrize("kind", STUCK)
+def test_a_callback_that_waits_for_threads_of_its_own_step_is_an_error(monkeypatch, kind):
+    monkeypatch.setenv("AUTOPAR_WAIT_S", "0.5")
+    callbacks = [STUCK[kind], tripled_slowly]
+
+    def step(x):
+        return jax.pure_callback(lambda v: callbacks.pop(0)(v), jax.ShapeDtypeStruct(x.shape, x.dtype), x) + x.sum()
+
+    f, x = parallelize(step, search=Manual(dp=8)), jnp.ones((512, 256))
+    with pytest.raises(autopar.ClusterError, match=r"waited for 0.5 s for a thread[\s\S]*at: test_effects.py:\d+ \("):
+        f(x)
+    # One that takes as long, and uses no processor, is waited for.
+    np.testing.assert_array_equal(f(x), 3 + x.size)
+
+
+def test_bits_of_results_are_kept():
+    zeros = np.array([-0.0, 0.0, np.nan, -np.inf], np.float32)
+    f = parallelize(
+        lambda x: x.sum() * 0 + 1 / jax.pure_callback(lambda v: zeros, jax.ShapeDtypeStruct((4,), x.dtype), x),
+        search=Manual(dp=8),
+    )
+    np.testing.assert_array_equal(f(X), [-np.inf, np.inf, np.nan, -0.0])
 
 
 def test_an_exception_of_a_callback_in_a_stage_is_raised_after_the_step():

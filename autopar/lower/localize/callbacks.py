@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Primitive
 
-from autopar._compat.dtypes import numpy_dtype
+from autopar._compat.dtypes import bytes_of, from_bytes
 from autopar.ir.primitives import CALLBACKS
 from autopar.lower.callbacks import Calls
-from autopar.lower.localize.base import DeviceAxes, LocalContext, Localizer, as_bytes, axis_names
+from autopar.lower.localize.base import LocalContext, Localizer, axis_names
 
 
 def call_once(primitive: Primitive, params: Mapping[str, Any], operands: list[Any], context: LocalContext) -> list[Any]:
@@ -26,24 +26,17 @@ def call_once(primitive: Primitive, params: Mapping[str, Any], operands: list[An
     if not axes:
         return call(*arrays)
     index = context.index(axes)
-    # Of several groups that run one program a device knows its number in its own group alone.
-    alone = not isinstance(context.index, DeviceAxes)
 
-    def wait(*given: Any) -> list[Any]:
-        if alone:
-            return context.callbacks.wait(primitive, params, given, index, calls)
-        return [jnp.zeros(t.shape, numpy_dtype(t.dtype)) for t in context.result_types]
+    def wait(*_: Any) -> list[Any]:
+        return context.callbacks.wait(primitive, params, index, calls)
 
     outputs = lax.cond(index == 0, call, wait, *arrays)
     return [_from_first(x, axis_names(context.index, axes)) for x in outputs]
 
 
 def _from_first(array: Any, axes: tuple[str, ...]) -> Any:
-    # The others hold zeros. As numbers: sums of bool are not everywhere.
-    if array.size == 0:
-        return array
-    numbers = array.astype(jnp.int32) if array.dtype == jnp.bool_ else array
-    return as_bytes(lambda a: lax.psum(a, axes), numbers).astype(array.dtype)
+    """The array of the first device; the others hold zeros. Bytes are added up: -0.0 + 0.0 is 0.0."""
+    return from_bytes(lax.psum(bytes_of(array), axes), array) if array.size else array
 
 
 LOCALIZERS: Mapping[str, Localizer] = MappingProxyType({name: call_once for name in sorted(CALLBACKS)})

@@ -1,23 +1,22 @@
 """Prices of operators and collectives: seconds, FLOPs and bytes."""
 
 from autopar.cost.attention import ATTENTIONS
-from autopar.cost.collective_matmul import collective_matmul_s
 from autopar.cost.collectives import (
     KINDS,
     all_reduce_tree_s,
+    collective_matmul_s,
     collective_on_link_s,
     collective_s,
     tree_latency_s,
     wire_bytes,
 )
-from autopar.cost.compute import operator_bytes, operator_flops, roofline_s, total_flops
+from autopar.cost.compute import operator_bytes, operator_flops, product_flops, roofline_s, total_flops
 from autopar.cost.constants import Numbers
 from autopar.cost.kernels import KernelRates, Matrices, kernel_rates
 from autopar.cost.model import CostModel
 from autopar.cost.network import NetworkRates
 from autopar.cost.orders import Reorder, packed, reorders, run_bytes
 from autopar.cost.sends import lane_bandwidth, lane_s, least_latency_s, send_s
-from autopar.cost.utilization import product_flops
 from autopar.cost.work import (
     PRODUCTS,
     Convolution,

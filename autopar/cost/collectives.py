@@ -9,14 +9,15 @@ beta seconds a byte (1 / bandwidth):
     collective-permute, send                alpha +           M beta     M: what one device sends
 
 The ring is that of Patarasu and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
-workstations" (2009); the bandwidth terms are the bus bandwidth factors of NVIDIA's nccl-tests.
+workstations" (2009); the bandwidth terms are the bus bandwidth factors of NVIDIA's nccl-tests. Inside a node
+seconds that were measured on groups of several sizes take its place.
 """
 
 from __future__ import annotations
 
 import math
 
-from autopar.cluster import Link, LogicalMesh
+from autopar.cluster import Link, LinkSpec, LogicalMesh
 
 #: Kinds of collectives, and ``send`` between two devices.
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "send")
@@ -92,3 +93,51 @@ def all_reduce_tree_s(full_bytes: float, n: int, link: Link) -> float:
         link: bandwidth in bytes/s and latency in seconds of every hop.
     """
     return tree_latency_s(n, link) + wire_bytes("all-reduce", full_bytes, n) / link.bandwidth
+
+
+def measured_s(kind: str, full_bytes: float, devices: int, link: LinkSpec) -> float | None:
+    """Seconds of a collective that all groups of a node run at once; None where its kind was not measured.
+
+    Args:
+        kind: of it.
+        full_bytes: bytes of the full tensor as one group sees it; none take no time.
+        devices: of a group.
+        link: what connects devices of the node.
+    """
+    known = [m for m in link.collectives if m.kind == kind]  # by rising sizes
+    if not known:
+        return None
+    if devices == 1 or not full_bytes:
+        return 0.0
+    below = [m for m in known if m.devices <= devices]
+    above = [m for m in known if m.devices >= devices]
+    if not below:
+        return above[0].at(full_bytes)
+    largest = below[-1]
+    least_s = largest.at(full_bytes)
+    if not above:
+        ring = Link(link.bandwidth * link.efficiency, link.latency_s)
+        of_all, of_largest = (collective_on_link_s(kind, full_bytes, n, ring) for n in (devices, largest.devices))
+        return least_s * of_all / of_largest
+    if above[0].devices == devices:
+        return above[0].at(full_bytes)
+    share = math.log(devices / largest.devices) / math.log(above[0].devices / largest.devices)
+    return float(least_s ** (1 - share) * above[0].at(full_bytes) ** share)
+
+
+def collective_matmul_s(blocks: int, block_s: float, message_s: float, *, overlaps: bool) -> float:
+    """Seconds of a product in ``blocks`` blocks with a message between each two of them:
+
+        b + (n - 1) max(b, m)        n b + (n - 1) m where devices do not compute while they send
+
+    The first block is there, or begins the sum; each other one waits for its message, or its message for it (Wang et
+    al., ASPLOS'23, section 4).
+
+    Args:
+        blocks: n, the devices among which blocks travel.
+        block_s: b, seconds of the product of one block.
+        message_s: m, seconds in which a block travels by one place.
+        overlaps: whether devices compute while they send.
+    """
+    each_s = max(block_s, message_s) if overlaps else block_s + message_s
+    return block_s + (blocks - 1) * each_s

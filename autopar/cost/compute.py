@@ -1,4 +1,4 @@
-"""FLOPs and bytes of operators, and the roofline that turns them into seconds."""
+"""FLOPs and bytes of operators, the roofline that turns them into seconds, and FLOPs of products as written (MFU)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from autopar.cluster import Curve, Device
 from autopar.cost.attention import ATTENTIONS, attention_flops, score_traffic_bytes, score_width
+from autopar.cost.work import PRODUCTS
 from autopar.ir import Attr, Graph, Operator, TensorType
 from autopar.ir.loops import runs_inside
 from autopar.ir.primitives import (
@@ -23,6 +24,7 @@ from autopar.ir.primitives import (
 
 # One operation an element of the (first) operand.
 _OVER_OPERANDS = REDUCTIONS | INDEX_REDUCTIONS | CUMULATIVE | {"reduce"}
+_COUNTED = PRODUCTS | ATTENTIONS | {"ragged_dot", "ragged_dot_general"}
 
 
 def _pair(value: Attr) -> tuple[Attr, Attr]:
@@ -217,3 +219,28 @@ def factorization_flops(op: Operator, operand_types: Sequence[TensorType]) -> fl
         points = math.prod(op.ints("fft_lengths"))
         return 5.0 * op.results[0].type.size * math.log2(points) if points > 1 else 0.0
     return 0.0
+
+
+def product_flops(graph: Graph) -> tuple[tuple[str, float], ...]:
+    """Counts the FLOPs of products of one run of a graph by dtype of their left operand, loops and attention included.
+
+    Divided by the peak rates of the devices it is the least time of a step, whose share of the step time is the model
+    FLOPs utilization (Chowdhery et al., "PaLM", 2022, appendix B). Products that the program itself recomputes count.
+
+    Args:
+        graph: the step as it was written.
+
+    Returns:
+        (dtype, FLOPs), in order of dtypes.
+    """
+    flops: dict[str, float] = {}
+    for op in graph.operators:
+        if op.primitive in _COUNTED:
+            dtype = graph.operand_types(op)[0].dtype
+            flops[dtype] = flops.get(dtype, 0.0) + operator_flops(op, graph.operand_types(op))
+        elif op.regions:
+            runs = runs_inside(op)
+            for _, region in op.regions:
+                for dtype, inner in product_flops(region):
+                    flops[dtype] = flops.get(dtype, 0.0) + runs * inner
+    return tuple(sorted(flops.items()))

@@ -11,11 +11,10 @@ from typing import Literal
 import numpy as np
 
 from autopar.cluster import Cluster, ConvolutionRate, Curve, Device, LogicalMesh
-from autopar.cost.collectives import all_reduce_tree_s, collective_s
+from autopar.cost.collectives import all_reduce_tree_s, collective_s, measured_s
 from autopar.cost.compute import least_roofline_s, roofline_s
 from autopar.cost.constants import Constants, Numbers, Stack, load_constants
 from autopar.cost.kernels import KernelRates, Matrices, kernel_rates
-from autopar.cost.measured import measured_s
 from autopar.cost.network import NetworkRates
 from autopar.cost.work import Core, KernelWork, Kind, LeastWork
 
@@ -68,7 +67,7 @@ class CostModel:
     def collective_s(self, kind: str, full_bytes: float, axes: tuple[str, ...], mesh: LogicalMesh) -> float:
         """Seconds of a collective over ``axes`` of ``mesh``.
 
-        Inside a node it is what was measured there, if anything was, see `autopar.cost.measured`. Else where kernels
+        Inside a node it is what was measured there, if anything was, see `autopar.cost.collectives`. Else where kernels
         have `rates` these are nodes of several devices, see `autopar.cost.network`; others have the ring of
         `autopar.cost.collectives.collective_s`.
         """

@@ -1,13 +1,21 @@
-"""`Manual`: prices the plan that a person names."""
+"""`Manual`: prices the plan that a person names by its degrees of parallelism.
+
+`Manual` is the strategy; `NamedLayouts` says which layouts of inputs suit the named plan, among them those of
+parameters that replicas share, as with ZeRO-3, and of dims that number experts. Tokens are found by
+`autopar.search.tokens`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TypeAlias, cast
 
 from autopar.cluster import LogicalMesh
 from autopar.errors import InfeasiblePlanError
-from autopar.ir import Graph, Layout
+from autopar.ir import Graph, Input, Layout, Operator
+from autopar.ir.loops import Scan
 from autopar.plan import Plan
 from autopar.recompute import LEVELS, Level
 from autopar.schedule import Task, get
@@ -15,18 +23,19 @@ from autopar.search.clock import Clock
 from autopar.search.cuttable import CuttableStep
 from autopar.search.enumeration.candidates import Candidate, schedule_of
 from autopar.search.enumeration.search_space import microbatch_counts
-from autopar.search.experts import expert_dims, expert_state
 from autopar.search.named import renamed
-from autopar.search.named_layouts import NamedAxes, NamedLayouts
+from autopar.search.origins import origins
 from autopar.search.outcome import within_reach
 from autopar.search.partition.even import even_stages
-from autopar.search.partitioned import PartitionedParameters
 from autopar.search.problem import Problem
 from autopar.search.restrict import AllowedResults, Restricted, restricted_plan, solve_restricted
 from autopar.search.stage_planning.candidate import plan_candidate
 from autopar.search.tokens import SharedMatrices, SharedTokens, check_tokens, token_dims
 from autopar.stages import cluster
 from autopar.stages.parts import StageValue, StageValueKind
+
+#: By value: the parameter that it is, cast or turned, and for each of its dims that of the parameter.
+_Origins: TypeAlias = dict[str, tuple[str, tuple[int, ...]]]
 
 
 @dataclass(frozen=True)
@@ -43,7 +52,7 @@ class Manual:
     over dp.
 
     With ep the devices of dp have two axes: replicas and, nearer, devices that share experts. Parameters with a dim of
-    experts (see `autopar.search.experts`) and their state are split over the latter on that dim; how tokens come to
+    experts (see `autopar.search.manual`) and their state are split over the latter on that dim; how tokens come to
     them and back is the integer program's choice, which is an all-to-all where it is cheapest.
 
     With cp batch arguments that have a dim of tokens (see `autopar.search.tokens`) are split over cp on it, parameters
@@ -322,3 +331,175 @@ def check_batch(problem: Problem, parts: int) -> None:
                 remedy=f"a batch of {size // parts * parts} or {(size // parts + 1) * parts}, another number of "
                 "devices, or search='alpa'",
             )
+
+
+def expert_dims(graph: Graph) -> dict[str, int]:
+    """Dim of the experts of each parameter that has one.
+
+    A dim of a parameter is one of experts where a product of the parameter with an activation takes it as a batch dim:
+    for each index along it there is a matrix of its own, used on activations of its own.
+
+    Args:
+        graph: a train step; loops over stacked layers are looked into.
+    """
+    dims: dict[str, int] = {}
+    start = {i.name: (i.name, tuple(range(i.type.rank))) for i in graph.inputs if i.role == "parameter"}
+    _look(graph, start, dims)
+    return dims
+
+
+def _look(graph: Graph, origins: _Origins, by_input: dict[str, int]) -> None:
+    for op in graph.operators:
+        known = [origins.get(o) if isinstance(o, str) else None for o in op.operands]
+        if op.primitive == "dot_general":
+            _product(op, known, by_input)
+        elif op.primitive == "transpose" and known[0] is not None:
+            name, dims = known[0]
+            origins[op.results[0].name] = name, tuple(dims[d] for d in op.ints("permutation"))
+        elif op.primitive in ("convert_element_type", "copy", "stop_gradient") and known[0] is not None:
+            origins[op.results[0].name] = known[0]
+        elif op.primitive == "scan":
+            scan = Scan.of(op)
+            inner: _Origins = {}
+            for n, (entry, origin) in enumerate(zip(scan.body.inputs, known, strict=True)):
+                if origin is not None:
+                    inner[entry.name] = (origin[0], origin[1][1:]) if n >= scan.num_whole else origin
+            _look(scan.body, inner, by_input)
+
+
+def _product(op: Operator, known: list[tuple[str, tuple[int, ...]] | None], by_input: dict[str, int]) -> None:
+    _, batch = cast("tuple[object, tuple[tuple[int, ...], ...]]", op.attr("dimension_numbers"))
+    for origin, other, dims in zip(known, reversed(known), batch, strict=True):
+        if origin is not None and other is None and dims:
+            by_input.setdefault(origin[0], origin[1][dims[0]])
+
+
+def expert_state(graph: Graph, dims: Mapping[str, int]) -> dict[str, int]:
+    """``dims`` and those of optimizer state that has the shape of such a parameter.
+
+    Args:
+        graph: the train step.
+        dims: from `expert_dims`.
+    """
+    by_shape = {i.type.shape: dims[i.name] for i in graph.inputs if i.name in dims}
+    state = {i.name: by_shape[i.type.shape] for i in graph.inputs if i.role == "optimizer" and i.type.shape in by_shape}
+    return {**state, **dims}
+
+
+@dataclass(frozen=True)
+class PartitionedParameters:
+    """Layouts of values where each device keeps a part of every parameter, and whole ones do not stay.
+
+    A parameter is gathered by what reads it, and its copy ends with that (Rajbhandari et al., "ZeRO", 2020, section
+    5.3). So what loops take of parameters is split, or whole copies of all layers would lie in memory, and so is what
+    they carry and stack of gradients; what they stack of activations is split anyway, as the batch is. The devices do
+    not share matrices: products of the batch with parameters have the batch split over them.
+
+    Args:
+        parts: mesh axes whose devices have parts of a parameter.
+        replicas: those of them that share the batch.
+        kept: keys of what loops and branches take of parameters, and of sums of gradients, see
+            `autopar.search.origins.Origins`.
+        products: by key of a product of the batch with parameters the dims that the batch brings.
+    """
+
+    parts: tuple[str, ...]
+    replicas: tuple[str, ...]
+    kept: Collection[str]
+    products: Mapping[str, frozenset[int]]
+
+    @staticmethod
+    def of(graph: Graph, parts: tuple[str, ...], replicas: tuple[str, ...]) -> PartitionedParameters:
+        """Finds the parameters of a train step, or of a stage of one."""
+        labels_of = origins(graph)
+        return PartitionedParameters(parts, replicas, labels_of.entering | labels_of.sums, labels_of.products)
+
+    def allowed(self, key: str, layouts: Sequence[Layout]) -> list[bool]:
+        """Whether the value ``key`` may be made in each layout; one or more are true."""
+        ok = [True] * len(layouts)
+        if key in self.kept:
+            for axis in self.parts:
+                ok = _where(ok, [any(axis in split for split in k.dims) for k in layouts])
+        elif brought := self.products.get(key):
+            for axis in self.replicas:
+                ok = _where(ok, [any(axis in k.dims[d] for d in brought) for k in layouts])
+        return ok
+
+
+def _where(ok: Sequence[bool], wanted: Sequence[bool]) -> list[bool]:
+    """``ok`` where also wanted, if that leaves any."""
+    both = [a and b for a, b in zip(ok, wanted, strict=True)]
+    return both if any(both) else list(ok)
+
+
+@dataclass(frozen=True)
+class NamedAxes:
+    """The mesh axes of the degrees of parallelism; None, or none, where a degree is 1.
+
+    Args:
+        dp: those that share the batch, major first.
+        ep: the last of ``dp``, where its devices share experts.
+        cp: that of devices that share the tokens of an example.
+        tp: that of devices that share the matrices of a layer.
+    """
+
+    dp: tuple[str, ...] = ()
+    ep: str | None = None
+    cp: str | None = None
+    tp: str | None = None
+
+
+@dataclass(frozen=True)
+class NamedLayouts:
+    """Layouts that inputs may have.
+
+    Args:
+        graph: what is planned.
+        axes: what each mesh axis is for.
+        zero: ZeRO stage, 0 to 3.
+        tokens: by batch input the dim of its tokens, where it has one.
+        experts: by parameter and optimizer state the dim of its experts, where it has one.
+        small_state_share: of all parameters: less of state may stay whole under tensor parallelism.
+    """
+
+    graph: Graph
+    axes: NamedAxes
+    zero: int
+    tokens: Mapping[str, int]
+    experts: Mapping[str, int]
+    small_state_share: float
+
+    def allowed(self, i: Input, layouts: Sequence[Layout]) -> list[bool]:
+        """Whether input ``i`` may have each layout; one or more are true."""
+        axes = self.axes
+        over_cp = (axes.cp,) if axes.cp else ()
+        if i.role == "batch":
+            wanted = [axes.dp, *[()] * (i.type.rank - 1)] if i.type.rank else []
+            if i.name in self.tokens:
+                wanted[self.tokens[i.name]] += over_cp
+            return [k.dims == tuple(wanted) for k in layouts]
+        if i.role not in ("parameter", "optimizer"):
+            return [k.is_replicated for k in layouts]
+        over_dp = self.zero >= (3 if i.role == "parameter" else 1)
+        ok, free = [True] * len(layouts), (*axes.dp, *over_cp)
+        expert = self.experts.get(i.name)
+        if expert is not None:
+            among = [k.dims[expert][:1] == (axes.ep,) for k in layouts]
+            if any(among):
+                ok, free = among, tuple(a for a in free if a != axes.ep)
+        for axis in free:
+            ok = _split(layouts, ok, axis, must=over_dp, may=over_dp)
+        large = i.type.nbytes >= self.small_state_share * self._parameter_bytes
+        return _split(layouts, ok, axes.tp, must=i.type.rank > 1 and large, may=True)
+
+    @cached_property
+    def _parameter_bytes(self) -> int:
+        return sum(i.type.nbytes for i in self.graph.inputs if i.role == "parameter")
+
+
+def _split(layouts: Sequence[Layout], ok: Sequence[bool], axis: str | None, *, must: bool, may: bool) -> list[bool]:
+    """``ok`` where also ``axis`` splits the layout if it must (and some can), and does not unless it may."""
+    has = [axis in k.axes for k in layouts]
+    if must and any(a and b for a, b in zip(ok, has, strict=True)):
+        return [a and b for a, b in zip(ok, has, strict=True)]
+    return [a and (may or not b) for a, b in zip(ok, has, strict=True)]

@@ -17,8 +17,7 @@ from autopar.cluster import Link
 from autopar.cost import CostModel
 from autopar.cost.calibrated_file import Circumstances, MeasuredGroup, file_text
 from autopar.cost.calibration import Sample, collectives_of, fit, fit_link, link_error
-from autopar.cost.collectives import collective_on_link_s
-from autopar.cost.measured import measured_s
+from autopar.cost.collectives import collective_on_link_s, measured_s
 
 CALL_S, LAUNCH_S, FLOPS, BANDWIDTH = 2e-4, 3e-6, 5e10, 2e10
 LINK = Link(1.5e9, 2e-5)

@@ -9,7 +9,7 @@ import pytest
 from autopar.errors import InfeasiblePlanError
 from autopar.ir import Layout
 from autopar.search import Manual
-from autopar.search.experts import expert_dims, expert_state
+from autopar.search.manual import expert_dims, expert_state
 from tests.search.problems import f32, problem_of, toy
 
 

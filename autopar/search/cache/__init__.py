@@ -5,9 +5,8 @@ strategy that looks there first; `folder` says where.
 """
 
 from autopar.search.cache.cached import Cached, cached, cached_with_branches, cached_with_stages
-from autopar.search.cache.folder import VARIABLE, plan_cache
 from autopar.search.cache.key import key_of
-from autopar.search.cache.store import PlanCache
+from autopar.search.cache.store import VARIABLE, PlanCache, plan_cache
 
 __all__ = [
     "VARIABLE",

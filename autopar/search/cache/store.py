@@ -7,14 +7,14 @@ import gzip
 import os
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import msgspec
 
-from autopar._compat.files import private_folder, read_kept, write_whole
+from autopar._compat.files import CACHE_VARIABLE, cache_root, private_folder, read_kept, write_whole
 from autopar.errors import PlanMismatchError
 from autopar.plan import Plan, PlanContent
 from autopar.plan.codec import encode
@@ -34,6 +34,8 @@ _MOST_UNPACKED_BYTES = 2**28
 _GZIP = 16 + zlib.MAX_WBITS
 #: Seconds after which what a writer left that was ended is removed.
 _LEFT_S = 3600.0
+#: Environment variable that names the folder of what autopar keeps, or turns that off.
+VARIABLE = CACHE_VARIABLE
 
 
 @dataclass(frozen=True)
@@ -168,3 +170,13 @@ def _unpacked(key: str, raw: bytes) -> tuple[Plan, Meter, Sequence[TrailRow]]:
     searched, _, text = text.partition(b"\n")
     known = msgspec.json.decode(searched, type=_Searched)
     return Plan.from_json(text), Meter(known.counts, known.kept), known.rows
+
+
+def plan_cache(environment: Mapping[str, str]) -> PlanCache | None:
+    """The cache that an environment asks for, in a folder ``plans``; None where it is turned off.
+
+    Args:
+        environment: variables; see `cache_root`.
+    """
+    root = cache_root(environment)
+    return None if root is None else PlanCache(root / "plans")

@@ -16,8 +16,9 @@ from autopar.search.intra.constrained import constrained
 from autopar.search.intra.draft import CopyDraft, Use, ValueDraft
 from autopar.search.intra.labels import input_label, layout_label
 from autopar.search.intra.layouts import Pairs
-from autopar.search.intra.uses import First, firsts
 
+#: A use, and the choices of its node that count; None for all.
+First = tuple[Use, NDArray[np.bool_] | None]
 Readers = Sequence[First]
 
 
@@ -181,3 +182,26 @@ def _connect_input(b: Builder, value: ValueDraft, readers: Readers) -> None:
         if any(u.as_made):
             costs = np.where([[k != required for required in u.required] for k in stored], np.inf, costs)
         b.edge(value.node, u.node, costs if new is None else np.where(new, costs, 0.0))
+
+
+def firsts(uses: Sequence[Use], by_phase: bool) -> list[First]:
+    """Each use with the choices of its node for which no use before it wants the same layout; None where that is all.
+
+    One conversion serves both where they do.
+
+    Args:
+        uses: of one value.
+        by_phase: whether each phase makes its own conversions.
+    """
+    if len(uses) == 1:
+        return [(uses[0], None)]
+    first_uses: list[First] = []
+    seen: dict[tuple[int, str, bool], list[tuple[Layout, ...]]] = {}
+    for u in uses:
+        before = seen.setdefault((u.node, u.phase if by_phase else "", u.stacked), [])
+        if any(u.required is b for b in before) or u.required in before:
+            continue
+        new = np.array([all(k != b[i] for b in before) for i, k in enumerate(u.required)]) if before else None
+        before.append(u.required)
+        first_uses.append((u, None if new is None or new.all() else new))
+    return first_uses

@@ -25,13 +25,11 @@ from autopar.search.intra.builder import Builder
 from autopar.search.intra.constrained import asked
 from autopar.search.intra.draft import Array, SiteDraft, UsageDraft, Use, ValueDraft
 from autopar.search.intra.edges import SharedEdges
-from autopar.search.intra.fusion import growth_of, is_constant, is_recomputed
+from autopar.search.intra.fusion import JoinedKernels, growth_of, is_constant, is_recomputed
 from autopar.search.intra.host_update import written_s
-from autopar.search.intra.joined import JoinedKernels
 from autopar.search.intra.labels import strategy_label
 from autopar.search.intra.operators import OperatorOptions
-from autopar.search.intra.region_facts import RegionFacts, region_facts
-from autopar.search.intra.regions import REGIONS
+from autopar.search.intra.regions import REGIONS, RegionFacts, region_facts
 from autopar.search.intra.update import UpdateStreams
 from autopar.search.intra.work import (
     Chains,

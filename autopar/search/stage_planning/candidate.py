@@ -1,11 +1,11 @@
-"""`plan_candidate`: the exact plan of one slicing of a step into stages."""
+"""`plan_candidate`: the exact plan of one slicing of a step into stages, and its bound from those planned so far."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from autopar.errors import InfeasiblePlanError
@@ -31,13 +31,12 @@ from autopar.search.enumeration.candidates import (
 from autopar.search.enumeration.search_space import is_small
 from autopar.search.outcome import Bounded, within_reach
 from autopar.search.problem import Problem
-from autopar.search.stage_planning.busy import closed_by_busy, keep_busy, least_of_looks_s
 from autopar.search.stage_planning.memory import limit_of_each, most_bytes
 from autopar.search.stage_planning.recomputed import cost_of_limit_s
 from autopar.search.stage_planning.shared import StagePlanner
 from autopar.search.stage_planning.stage import plan_stage, submit_like, submit_stages
 from autopar.search.stage_planning.stage_problem import PlacedStage, ScheduledStages, in_flight
-from autopar.search.store import Key
+from autopar.search.store import Key, Store
 
 
 def plan_candidate(step: CuttableStep, candidate: Candidate, cutoff_s: float = math.inf) -> Plan | Bounded:
@@ -251,3 +250,58 @@ def _too_many(problem: Problem, table: Table, needed: int) -> InfeasiblePlanErro
         f"together; the limit is {bytes_text(problem.memory_limit_bytes)}",
         remedy="fewer stages a worker, more microbatches, or schedule='1f1b'",
     )
+
+
+def keep_busy(store: Store, key: Key, content: PlanContent) -> None:
+    """Keeps what the plan of a stage takes, unless a memory limit had a part in it."""
+    times = dict(content.stages[0].work_times)
+    if times and not content.memory_bound:
+        forward_s = times.get("forward", 0.0)
+        busy_s = forward_s + times.get("backward", 0.0) + times.get("meeting", 0.0) + times.get("update", 0.0)
+        store.once(key, lambda: (forward_s / content.num_microbatches, busy_s))
+
+
+def least_busy_s(store: Store, keys: Mapping[int, Key]) -> float:
+    """Seconds that a pipeline takes at least; 0.0 where none of its stages was planned.
+
+    Args:
+        store: has what stages take.
+        keys: of its stages, by number.
+    """
+    return max(_bounds(store, keys), default=0.0)
+
+
+def _bounds(store: Store, keys: Mapping[int, Key]) -> Iterator[float]:
+    before_s = 0.0
+    for stage in sorted(keys):
+        forward_s, busy_s = store.get(keys[stage], (0.0, 0.0))
+        yield before_s + busy_s
+        before_s += forward_s
+
+
+def closed_by_busy(store: Store, keys: Mapping[int, Key], cutoff_s: float) -> Bounded | None:
+    """Message that a pipeline takes ``cutoff_s`` or more by its planned stages; None where it may take less."""
+    least_s = least_busy_s(store, keys)
+    return Bounded("what its stages that are planned take", least_s) if least_s >= cutoff_s else None
+
+
+def least_of_looks_s(contents: Mapping[int, PlanContent], first: Sequence[int], count: int, left: float) -> float:
+    """Seconds of a pipeline whose stages take as long as those of their kinds that are planned: an estimate, no bound.
+
+    The slowest stage does all its work and waits for a share of one microbatch of every other, which weight gradients
+    do not fill.
+
+    Args:
+        contents: plans of stages, by their number.
+        first: for each stage the first that it is isomorphic to.
+        count: microbatches.
+        left: the share.
+    """
+    by_kind = {first[i]: dict(content.stages[0].work_times) for i, content in contents.items()}
+    loops_s, busy_s = list[float](), list[float]()
+    for kind in first:
+        times = by_kind.get(kind, {})
+        loops_s.append(times.get("forward", 0.0) + times.get("backward", 0.0))
+        busy_s.append(loops_s[-1] + times.get("meeting", 0.0) + times.get("update", 0.0))
+    total_s = sum(loops_s)
+    return max(busy + left / count * (total_s - loop) for busy, loop in zip(busy_s, loops_s, strict=True))

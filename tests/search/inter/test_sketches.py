@@ -20,8 +20,7 @@ from autopar.search.several_stages import SeveralStages
 from autopar.search.single_stage import OneStagePlanner
 from autopar.search.sketches import limit_cost, may_gain, sketch
 from autopar.search.stage_planning import stage
-from autopar.search.stage_planning.busy import least_of_looks_s
-from autopar.search.stage_planning.candidate import plan_candidate
+from autopar.search.stage_planning.candidate import least_of_looks_s, plan_candidate
 from autopar.search.store import Store
 from examples import mlp
 from tests.search.inter.test_busy import content_of

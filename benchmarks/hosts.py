@@ -34,7 +34,7 @@ import jax.numpy as jnp
 
 import autopar
 from autopar._compat.dtypes import jax_dtype
-from autopar.runtime.hosts.world_lists import WorldLists
+from autopar.runtime.pipeline import PipelineProgram
 from autopar.runtime.transport.permutes import ArrayMove
 from autopar.schedule import Send
 from benchmarks.report import Report, Row, Say
@@ -132,7 +132,7 @@ def _cpu_s() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def sends_of(program: WorldLists) -> Callable[[], None]:
+def sends_of(program: PipelineProgram) -> Callable[[], None]:
     """What starts the sends of a step, in their order, with zeros."""
     step = program.prepare(frozenset())
     programs = []
@@ -181,7 +181,7 @@ class Silent:
         return {}
 
 
-def compute_of(program: WorldLists) -> WorldLists:
+def compute_of(program: PipelineProgram) -> PipelineProgram:
     """The program without what its processes send each other: zeros are there in its place."""
     step = program.prepare(frozenset())
     exchanges = dict(step.exchanges)
@@ -211,7 +211,7 @@ def main() -> None:
     compile_s = _cpu_s() - began_s
     for _ in range(2):
         state, metrics = compiled(state, batch)
-    lists = compiled.local if isinstance(compiled.local, WorldLists) else None
+    lists = compiled.local if isinstance(compiled.local, PipelineProgram) else None
     sends = None if lists is None else sends_of(lists)
     compute = None if lists is None else compute_of(lists)
     leaves = jax.tree.leaves((state, batch))

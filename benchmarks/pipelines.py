@@ -20,7 +20,6 @@ import jax
 import jax.numpy as jnp
 
 import autopar
-from autopar.runtime.pipeline import LocalPipeline
 from benchmarks.report import Report, Row, Say
 from examples import gpt, mlp
 
@@ -87,12 +86,11 @@ def _calls(program: Any, leaves: list[Any]) -> list[tuple[Any, Any, list[Any]]]:
 
         return call
 
-    runtime = program.runtime
     loaded = {
         key: found if found.compiled is None else dataclasses.replace(found, compiled=recording(found.compiled))
-        for key, found in runtime.loaded.items()
+        for key, found in program.loaded.items()
     }
-    watched = dataclasses.replace(program, runtime=LocalPipeline(runtime.program, loaded))
+    watched = dataclasses.replace(program, loaded=loaded)
     jax.block_until_ready(watched.run(watched.place_all(leaves), leaves))
     return calls
 

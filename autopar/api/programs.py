@@ -28,8 +28,9 @@ from autopar.lower.program import plan_tables
 from autopar.lower.split_layers import split_layers
 from autopar.plan import Plan
 from autopar.runtime.ampnet import load_ampnet
-from autopar.runtime.hosts.one_program import load_stages
+from autopar.runtime.hosts.one_program import load_world
 from autopar.runtime.loaded import LoadedProgram
+from autopar.runtime.pipeline import load_pipeline
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.runtime.ray.without_flush import load_remote_ampnet, load_remote_stale
 from autopar.runtime.without_flush import load_stale
@@ -71,7 +72,8 @@ def build_stages(
         lowered = lower_pipeline(split_step.step, plan, given_up, platform, keeps=keeps)
     say("compiling")
     with clock.phase("compile"):
-        return load_stages(traced, split_step, lowered, world_devices(), donated, as_one=as_one)
+        load = load_world if as_one else load_pipeline
+        return load(traced, split_step, lowered, world_devices(), donated)
 
 
 def build_apart_on_workers(

@@ -19,9 +19,8 @@ from autopar.lower.pipeline.build import lower_pipeline
 from autopar.lower.program import lower, lower_on, plan_mesh
 from autopar.lower.split_layers import split_layers
 from autopar.plan import Plan
-from autopar.runtime.local_pipeline import stage_mesh
-from autopar.runtime.pipeline import lowered_stage
 from autopar.runtime.ray.cluster import RayCluster
+from autopar.runtime.stage_programs import lowered_stage, stage_mesh
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -27,7 +27,7 @@ from autopar.lower.pipeline.without_flush import AmpPipeline
 from autopar.lower.split_layers import SplitStep
 from autopar.runtime.interpreter import Worker
 from autopar.runtime.launches import LAUNCHES
-from autopar.runtime.local_pipeline import PipelineProgram, load_pipeline
+from autopar.runtime.pipeline import PipelineProgram, load_pipeline, memory_of_workers
 from autopar.runtime.transport.base import ArrivalLink
 from autopar.runtime.transport.queues import WorkerQueues
 from autopar.runtime.without_flush import OverAnother, outputs_of_updates
@@ -142,8 +142,8 @@ def _in_threads(
             queues.give_up()
 
     with LAUNCHES:
-        workers = pipeline.runtime.workers(_start(pipeline, flow, placed))
-        stages = [AmpStage(s, flow, worker) for s, worker in enumerate(workers)]
+        workers = pipeline.workers(queues.link, _start(pipeline, flow, placed))
+        stages = [AmpStage(s, flow, worker) for s, worker in workers.items()]
         threads = [threading.Thread(target=work, args=(s,), daemon=True) for s in stages]
         for thread in threads:
             thread.start()
@@ -164,7 +164,8 @@ def _start(pipeline: PipelineProgram, flow: AmpFlow, placed: Sequence[Any]) -> d
                 for s in value.stages:
                     start[s, Buffer(value.name)] = pipeline.put(s, value.name, inputs[value.ref.name])
             else:
-                pipeline.put_microbatches(start, value, value.ref.name, inputs[value.ref.name])
+                name = value.ref.name
+                pipeline.put_microbatches(start, value.name, value.stages, name, inputs[name], set())
     return start
 
 
@@ -182,7 +183,8 @@ def load_ampnet(traced: Traced, split_step: SplitStep, amp: AmpPipeline, devices
             remedy="schedule='pipedream', one process for all devices, or workers of Cluster.ray over sockets",
         )
     everything = frozenset(v.name for v in amp.flow.dataflow.values)  # what is under way is not written over
-    pipeline = load_pipeline(traced, split_step, amp.pipeline, devices, spared=everything)
+    pipeline = load_pipeline(traced, split_step, amp.pipeline, devices, spared=everything, flushes=False)
+    pipeline = replace(pipeline, worker_memory=memory_of_workers(amp.pipeline, pipeline.loaded))
     return AmpProgram(pipeline, amp.pipeline.table.name, amp.flow, _in_threads)
 
 

@@ -1,216 +1,693 @@
-"""Instruction lists interpreted in one process: each stage on its own devices, transfers by `jax.device_put`.
+"""A pipeline in one process, or in several that run one script: each carries out the lists of the workers that it has.
 
-The lists of all workers are walked in turn: each worker goes on until it waits for a value that was not sent yet.
-Programs are dispatched asynchronously, so devices of different stages compute at the same time where the platform
-allows it (XLA's CPU client does not).
+`load_pipeline` compiles a pipeline and makes a `PipelineProgram`. State lies on its stage's devices, a microbatch on
+the worker that runs it. Programs are dispatched in one order (`autopar.schedule.order`), so that devices of different
+stages compute at the same time. Values between workers of one process change hands; between processes they are moved
+by programs that both start. The lists of a step are made in `autopar.runtime.step_lists`. Pipelines as one XLA program
+are `autopar.runtime.hosts.one_program`, pipelines on Ray `autopar.runtime.ray.program`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence, Set
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property, partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding
+import msgspec
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from autopar._compat.dtypes import jax_dtype
-from autopar.errors import ScheduleError
-from autopar.lower.pipeline.stage_program import Port, StageProgram, donated
+from autopar._compat.dtypes import dtype_name, jax_dtype
+from autopar._compat.world import World, world
+from autopar.errors import AutoparError
+from autopar.frontend import Traced
+from autopar.ir.analysis import unread_inputs
+from autopar.lower.hosted import check_host_memory, hosted_of, sharding_of
+from autopar.lower.pipeline.build import LoweredPipeline
+from autopar.lower.pipeline.stage_program import Port
+from autopar.lower.program import stage_devices
+from autopar.lower.split_layers import SplitStep
+from autopar.plan.pipeline import WorkKind
+from autopar.runtime.hosts.agree import Agreement, wait_s
+from autopar.runtime.hosts.announced import Announced, Announcement
+from autopar.runtime.hosts.arrays import copied, empty, is_global, own, put, spread
 from autopar.runtime.interpreter import Ready, Worker
-from autopar.runtime.launches import runnable
-from autopar.runtime.transport import WorkerQueues
-from autopar.schedule import Buffer, Program, Work
+from autopar.runtime.launches import LAUNCHES
+from autopar.runtime.leaves import check_data, check_donated, give_up
+from autopar.runtime.loaded import LoadedStep, StepShardings, described_inputs
+from autopar.runtime.stacked import StackedLeaf
+from autopar.runtime.stage_programs import Loaded, LoadedTexts, clocked, compiled_stages, stage_mesh, worker_meshes
+from autopar.runtime.step_lists import ArrayPlace, ListMaker, StepLists, input_buffer
+from autopar.runtime.transport.base import WorkerLink
+from autopar.runtime.transport.permutes import ArrayMove, InFlight, MovePrograms, PermuteLinks
+from autopar.schedule import Buffer, Task, ValueRef, Work
+from autopar.schedule.memory import WorkerMemory, worker_memory
+
+#: Bytes of a result that is no state up to which every process gets it.
+SMALL_BYTES = 1 << 16
+
+#: (kind, stage, part, bytes of temporaries) of stage programs.
+_Temporaries: TypeAlias = list[tuple[WorkKind, int, int, int]]
 
 
 @dataclass(frozen=True, eq=False)
-class Loaded:
-    """A program on a worker's devices.
+class PipelineProgram(LoadedStep):
+    """A pipeline on the devices of this process, or this process's part of one; see `LoadedProgram`.
 
     Args:
-        program: what it is.
-        mesh: the devices.
-        compiled: jax's compiled object: (number of the microbatch, arrays) -> tuple of arrays.
-        shardings: of the arrays that it takes.
-        donated: names of the values whose buffers it writes results into.
+        lowered: what it runs.
+        program: where inputs and outputs lie.
+        split_step: which inputs and outputs are in pieces.
+        leaves: by input, where it is in pieces, how.
+        results: likewise by output.
+        unread: indices of inputs that nothing reads; they stay where they lie.
+        loaded: programs of this process's workers by (worker, work).
+        ports: how the programs of all workers take a value, by (worker, value).
+        origins: by input of the lowered step where it lies when a step begins.
+        ends: likewise by output when it ends.
+        prepare: makes the lists of a step of whose batch these inputs lie on their first stage, rather than whole on
+            every process.
+        maker: of lists.
+        announcement: of small results that are no state.
+        process: number of this one.
+        worker_memory: bytes a device of each worker when its list of instructions needs the most.
     """
 
-    program: StageProgram
-    mesh: Mesh
-    compiled: Any
-    shardings: tuple[NamedSharding, ...]
-    donated: frozenset[str] = frozenset()
+    lowered: LoweredPipeline
+    program: StepShardings
+    split_step: SplitStep
+    leaves: Mapping[int, StackedLeaf]
+    results: Mapping[int, StackedLeaf]
+    unread: frozenset[int]
+    loaded: Mapping[tuple[int, Work], Loaded]
+    ports: Mapping[tuple[int, str], tuple[Port, Mesh]]
+    origins: tuple[ArrayPlace, ...]
+    ends: tuple[ArrayPlace, ...]
+    prepare: Callable[[frozenset[str]], StepLists]
+    maker: ListMaker
+    announcement: Announcement
+    process: int
+    worker_memory: tuple[WorkerMemory, ...]
 
-    @staticmethod
-    def compile(program: StageProgram, mesh: Mesh, given_up: Set[str] = frozenset()) -> Loaded:
-        """Compiles ``program`` for ``mesh``.
+    @property
+    def footprint_bytes(self) -> int:
+        """Bytes a device that the worker which needs most needs when it needs the most."""
+        return max((m.total for m in self.worker_memory), default=0)
+
+    @property
+    def executable(self) -> LoadedTexts:
+        """Texts and memory of the programs of this process."""
+        return LoadedTexts(self.loaded)
+
+    def timed(self, note: Callable[[Work, float], None]) -> PipelineProgram:
+        """This pipeline, which tells ``note`` the seconds of this process's programs."""
+        return dataclasses.replace(self, loaded={k: clocked(v, note) for k, v in self.loaded.items()})
+
+    # -- arguments -----------------------------------------------------------------------------
+
+    def place_all(self, leaves: Sequence[Any]) -> list[Any]:
+        """The traced leaves of a call: state on its stage; a batch that every process has whole stays as it is."""
+        return [self._place(n, leaf, n in self._batch) for n, leaf in enumerate(leaves)]
+
+    def shard_all(self, leaves: Sequence[Any]) -> list[Any]:
+        """The traced leaves of a call where the program wants them."""
+        return [self._place(n, leaf, False) for n, leaf in enumerate(leaves)]
+
+    def make(self, function: Callable[..., Sequence[Any]], arguments: Sequence[Any], inputs: range) -> list[Any]:
+        """Results of ``function`` where the step's ``inputs`` lie."""
+        return [self._place(n, a, False) for n, a in zip(inputs, function(*arguments), strict=True)]
+
+    @cached_property
+    def _batch(self) -> frozenset[int]:
+        """Indices of the inputs that microbatches are cut from."""
+        values = self.lowered.instructions.dataflow.values
+        named = {v.ref.name for v in values if v.ref is not None and v.ref.kind == "batch" and v.is_input}
+        inputs = self.split_step.step.graph.inputs
+        return frozenset(n for n, at in enumerate(self.split_step.inputs) if any(inputs[i].name in named for i in at))
+
+    def _place(self, index: int, leaf: Any, batch: bool) -> Any:
+        check_data(leaf, self.names[index])
+        if index in self.unread:
+            return leaf
+        wanted = self.program.input_shardings[index]
+        if isinstance(leaf, jax.Array):
+            if leaf.sharding == wanted:
+                return leaf
+            if is_global(leaf):
+                return self._from_elsewhere(index, leaf)
+            if not batch and wanted.is_fully_addressable:
+                moved = jax.device_put(leaf, wanted)
+                return copied(moved) if index in self.donated else moved
+        if batch:
+            return leaf if isinstance(leaf, jax.Array) else own(leaf, self.entries[index][1])
+        return spread(leaf, self.entries[index][1], wanted)
+
+    def _from_elsewhere(self, index: int, leaf: Any) -> Any:
+        """An array on devices of several processes where its first stage wants it: it was made for another plan."""
+        wanted = self.program.input_shardings[index]
+        if not isinstance(leaf.sharding, NamedSharding):
+            raise AutoparError(
+                f"{self.names[index]} lies on devices of several processes by {type(leaf.sharding).__name__}",
+                remedy="place it by a NamedSharding, or call step.shard",
+            )
+        program = self.maker.programs.program([ArrayMove(leaf.shape, dtype_name(leaf.dtype), leaf.sharding, wanted)])
+        arrays = program([leaf] if leaf.sharding.addressable_devices else None) if program.is_here else None
+        return empty(leaf.shape, wanted, leaf.dtype) if arrays is None else arrays[0]
+
+    def inputs_of(self, leaves: Mapping[int, Any]) -> dict[int, Any]:
+        """Inputs of the lowered step by index, of some leaves by index."""
+        flat: dict[int, Any] = {}
+        for n, array in leaves.items():
+            at = self.split_step.inputs[n]
+            whole = n not in self.leaves or n in self.unread
+            flat |= zip(at, [array] * len(at) if whole else self.leaves[n].split(array), strict=True)
+        return flat
+
+    def by_name(self, inputs: Sequence[Any]) -> dict[str, Any]:
+        """Arrays of the lowered step's inputs by name, from those of the function and what it closes over."""
+        flat = self.inputs_of(dict(enumerate(inputs)))
+        return {x.name: flat[i] for i, x in enumerate(self.split_step.step.graph.inputs)}
+
+    def without_aliases(self, inputs: Sequence[Any]) -> list[Any]:
+        """``inputs``, with a copy for each that is given up, to be written over, and is the same array as another."""
+        same = Counter(map(id, inputs))  # arrays are no keys: their values compare
+        return [
+            jnp.copy(a) if n in self.donated and same[id(a)] > 1 and a.sharding.addressable_devices else a
+            for n, a in enumerate(inputs)
+        ]
+
+    def join(self, number: int, parts: Sequence[Any]) -> Any:
+        """A result of the function from its outputs of the lowered step."""
+        return self.results[number].join(parts) if len(parts) > 1 else parts[0]
+
+    def joined(self, outputs: Mapping[int, Any]) -> list[Any]:
+        """Results of the function from outputs of the lowered step by number."""
+        return [self.join(n, [outputs[i] for i in at]) for n, at in enumerate(self.split_step.outputs)]
+
+    # -- a step --------------------------------------------------------------------------------
+
+    def run(self, placed: list[Any], leaves: Sequence[Any]) -> Sequence[Any]:
+        """Runs a step.
 
         Args:
-            program: of a stage.
-            mesh: the devices.
-            given_up: values that are not used again once it has run.
+            placed: inputs as `match` or `place_all` made them.
+            leaves: what they were made from; donated ones are deleted.
         """
-        shardings = tuple(p.sharding(mesh) for p in program.reads)
-        compiled, at = None, donated(program, given_up, {str(a): int(n) for a, n in mesh.shape.items()})
-        if program.results:
-            stage = lowered_stage(program, mesh, at)
-            compiled = runnable(stage.function, stage.lowered.compile(), stage.dtypes)
-        return Loaded(program, mesh, compiled, shardings, frozenset(program.reads[n].name for n in at))
+        with LAUNCHES.of(self):
+            check_donated(leaves, self.names, self.donated)
+            inputs = self.by_name(self.without_aliases([*placed, *self.constants]))
+            here = self.placed_batch(inputs)
+            step = self.prepare(frozenset(here))
+            try:
+                workers = self.carry_out(step, self._start(inputs, here))
+            except jax.errors.JaxRuntimeError:
+                self.lowered.callbacks.raise_stuck()
+                raise
+            outputs = {n: self.output(workers, n, end) for n, end in enumerate(self.ends)}
+            shared = self.announcement.tell(outputs)
+            give_up(leaves, self.donated)
+            give_up(placed, self.donated)
+            joined = self.joined({**outputs, **shared})
+            LAUNCHES.launched([a for a in joined if a.sharding.addressable_devices])
+        if self.lowered.callbacks.guards:
+            self.lowered.callbacks.check(joined)
+        return joined
 
+    def carry_out(self, step: StepLists, start: dict[tuple[int, Buffer], Any]) -> dict[int, Worker]:
+        """This process's part of some lists; returns its workers as they are then.
 
-def clocked(loaded: Loaded, note: Callable[[Work, float], None]) -> Loaded:
-    """The program, waited for.
+        Args:
+            step: the lists, and the order in which they are carried out.
+            start: by (worker, buffer) the arrays on this process's workers; taken from there.
+        """
+        in_flight = InFlight(self.announcement.mesh)
+        workers = self.workers(PermuteLinks(step.exchanges, in_flight).link, start)
+        step.carry_out(self.process, workers, self._over_processes, in_flight)
+        return workers
 
-    Args:
-        loaded: the program.
-        note: called with it and its seconds each time that it ran.
-    """
+    def workers(self, link: Callable[[int], WorkerLink], start: dict[tuple[int, Buffer], Any]) -> dict[int, Worker]:
+        """This process's workers by number, with what lies on each of them when a step begins.
 
-    def call(*arguments: Any) -> Any:
-        jax.block_until_ready(arguments)
-        start = time.perf_counter()
-        outputs = jax.block_until_ready(loaded.compiled(*arguments))
-        note(loaded.program.work, time.perf_counter() - start)
-        return outputs
-
-    return loaded if loaded.compiled is None else dataclasses.replace(loaded, compiled=call)
-
-
-@dataclass(frozen=True, eq=False)
-class LoweredStage:
-    """A program of a stage, lowered by jax.
-
-    Args:
-        function: jitted.
-        lowered: jax's lowered object.
-        dtypes: of the arrays that it takes.
-    """
-
-    function: Any
-    lowered: Any
-    dtypes: tuple[Any, ...]
-
-
-def lowered_stage(program: StageProgram, mesh: Mesh, at: Sequence[int] = ()) -> LoweredStage:
-    """``program`` lowered for ``mesh``.
-
-    Args:
-        program: of a stage.
-        mesh: the devices.
-        at: indices of the arrays whose buffers it writes results into.
-    """
-    sizes = {str(a): int(n) for a, n in mesh.shape.items()}
-    shapes = [
-        jax.ShapeDtypeStruct(p.shape(sizes), jax_dtype(p.type.dtype), sharding=p.sharding(mesh)) for p in program.reads
-    ]
-    function = program.jitted(mesh, at)
-    number = jax.ShapeDtypeStruct((), jnp.int32)
-    return LoweredStage(function, function.lower(number, *shapes), tuple(s.dtype for s in shapes))
-
-
-@dataclass(frozen=True, eq=False)
-class LocalPipeline:
-    """A pipeline on the devices of this process.
-
-    Args:
-        program: the instruction lists.
-        loaded: programs by (worker, work).
-    """
-
-    program: Program
-    loaded: Mapping[tuple[int, Work], Loaded]
+        Args:
+            link: connections of a worker.
+            start: as of `carry_out`.
+        """
+        workers = {}
+        for worker in self.workers_here:
+            buffers = {b: array for (w, b), array in start.items() if w == worker}
+            workers[worker] = Worker(self._programs[worker], self.placements[worker], link(worker), buffers)
+        start.clear()  # what a worker frees is gone
+        return workers
 
     @cached_property
-    def ports(self) -> Mapping[tuple[int, str], tuple[Port, Mesh]]:
-        """Ports of a worker's programs, by (worker, value): those of the first program that reads it."""
-        ports: dict[tuple[int, str], tuple[Port, Mesh]] = {}
-        for (worker, _), loaded in sorted(self.loaded.items(), key=lambda e: e[0]):
-            for port in loaded.program.reads:
-                ports.setdefault((worker, port.name), (port, loaded.mesh))
-        return MappingProxyType(ports)
+    def _over_processes(self) -> frozenset[int]:
+        """Workers with devices of several processes."""
+        spread_out = {w for (w, _), p in self.loaded.items() if p.mesh.is_multi_process}
+        return frozenset(spread_out)
 
     @cached_property
-    def _programs(self) -> tuple[Mapping[Work, Ready], ...]:
-        programs: list[dict[Work, Ready]] = [{} for _ in self.program.workers]
+    def workers_here(self) -> tuple[int, ...]:
+        """Workers of which this process has devices."""
+        return tuple(sorted({worker for worker, _ in self.loaded}))
+
+    @cached_property
+    def _programs(self) -> Mapping[int, Mapping[Work, Ready]]:
+        programs: dict[int, dict[Work, Ready]] = {w: {} for w in self.workers_here}
         for (worker, work), loaded in self.loaded.items():
             if loaded.compiled is not None:
                 names = tuple(p.name for p in loaded.program.reads)
                 programs[worker][work] = Ready(names, loaded.shardings, loaded.compiled)
-        return tuple(MappingProxyType(f) for f in programs)
+        return MappingProxyType(programs)
 
     @cached_property
-    def _placements(self) -> tuple[Mapping[str, NamedSharding], ...]:
-        placements: list[dict[str, NamedSharding]] = [{} for _ in self.program.workers]
+    def placements(self) -> Mapping[int, Mapping[str, NamedSharding]]:
+        """Wanted layouts of values from other workers, by worker and name."""
+        placements: dict[int, dict[str, NamedSharding]] = {w: {} for w in self.workers_here}
         for (worker, name), (port, mesh) in self.ports.items():
-            placements[worker][name] = port.sharding(mesh)
-        return tuple(MappingProxyType(f) for f in placements)
+            placements.setdefault(worker, {})[name] = port.sharding(mesh)
+        return MappingProxyType(placements)
 
-    def workers(self, start: Mapping[tuple[int, Buffer], Any]) -> list[Worker]:
-        """All workers, with what lies on each of them when a step begins."""
-        queues, workers = WorkerQueues(), []
-        for number, (programs, placements) in enumerate(zip(self._programs, self._placements, strict=True)):
-            buffers = {b: array for (w, b), array in start.items() if w == number}
-            workers.append(Worker(programs, placements, queues.link(number), buffers))
-        return workers
+    # -- what lies where when a step begins ----------------------------------------------------
 
-    def run(
-        self, start: Mapping[tuple[int, Buffer], Any], observe: Callable[[int, Store], None] | None = None
-    ) -> Store:
-        """Runs a step.
+    @cached_property
+    def index(self) -> Mapping[str, int]:
+        """Numbers of the lowered step's inputs."""
+        return {i.name: n for n, i in enumerate(self.split_step.step.graph.inputs)}
+
+    @cached_property
+    def _microbatched(self) -> tuple[str, ...]:
+        """Names of inputs that microbatches are cut from."""
+        values = self.lowered.instructions.dataflow.values
+        return tuple(
+            dict.fromkeys(v.ref.name for v in values if v.is_input and v.ref is not None and v.ref.kind == "batch")
+        )
+
+    def placed_batch(self, inputs: Mapping[str, Any]) -> set[str]:
+        """Names of the inputs of the batch that are global, on their first stage; processes have the others whole."""
+        places = {n: self.origins[self.index[n]].sharding for n in self._microbatched}
+        return {n for n, s in places.items() if isinstance(inputs[n], jax.Array) and inputs[n].sharding == s}
+
+    def _start(self, inputs: Mapping[str, Any], placed_batch: set[str]) -> dict[tuple[int, Buffer], Any]:
+        """Arrays on this process's workers when a step begins."""
+        start: dict[tuple[int, Buffer], Any] = {}
+        lies: set[tuple[int, str]] = set()
+        for value in self.lowered.instructions.dataflow.values:
+            if not value.is_input:
+                continue
+            assert value.ref is not None, f"{value.name} is of no value of the step"
+            name = value.ref.name
+            origin, array = self.origins[self.index[name]], inputs[name]
+            if value.ref.kind != "in":
+                self.put_microbatches(start, value.name, value.stages, name, array, placed_batch)
+                continue
+            if origin.worker not in self.workers_here:
+                continue
+            array = self.at_origin(name, array)
+            start.setdefault((origin.worker, input_buffer(name)), array)
+            if origin.worker in {w for s in value.stages for w in self.lowered.table.workers_of_stage(s)}:
+                safe = jnp.copy(array) if value.donated and (origin.worker, name) in lies else array
+                start[origin.worker, Buffer(value.name)] = self.put(origin.worker, value.name, safe)
+                lies.add((origin.worker, name))
+        return start
+
+    def at_origin(self, name: str, array: Any) -> Any:
+        """An input of the step where it lies between steps, if this process has some of it."""
+        place = self.origins[self.index[name]].sharding
+        lies = isinstance(array, jax.Array) and array.sharding == place
+        return array if lies else spread(array, array.dtype, place)
+
+    def put_microbatches(
+        self,
+        start: dict[tuple[int, Buffer], Any],
+        value: str,
+        stages: Sequence[int],
+        name: str,
+        array: Any,
+        placed_batch: set[str],
+    ) -> None:
+        """Adds to ``start`` the microbatches of an input of the step on this process's workers.
 
         Args:
-            start: what lies on each worker when the step begins.
-            observe: called after each instruction with its worker and what lies on all workers.
-
-        Returns what lies on each worker when it ends.
-
-        Raises:
-            ScheduleError: the lists wait for each other.
+            start: by (worker, buffer) the arrays.
+            value: its name in the dataflow.
+            stages: that read it.
+            name: of the input.
+            array: the input: global, or whole on this process.
+            placed_batch: names of inputs that are global.
         """
-        workers = self.workers(start)
-        store = Store(tuple(workers))
-        lists = [deque(w.instructions) for w in self.program.workers]
-        while any(lists):
-            moved = False
-            for number, (worker, line) in enumerate(zip(workers, lists, strict=True)):
-                while line and worker.ready(line[0]):
-                    worker.do(line.popleft())
-                    moved = True
-                    if observe is not None:
-                        observe(number, store)
-            if not moved:
-                blocked = {w: str(line[0]) for w, line in enumerate(lists) if line}
-                raise ScheduleError(f"the instruction lists wait for each other: {blocked}")
-        for worker in workers:
-            worker.finish()
-        return store
+        table, origin = self.lowered.table, self.origins[self.index[name]].worker
+        dim, count = self.lowered.map.microbatching.batch[name], self.lowered.table.num_microbatches
+        size = array.shape[dim] // count
+        for k in range(count):
+            if name in placed_batch:
+                if origin in self.workers_here:
+                    place = self._microbatch_sharding(value, name)
+                    start[origin, input_buffer(name, k)] = _sliced(array, k * size, size, dim, place)
+                    workers = {table.worker_of(Task("forward", s, k)) for s in stages}
+                    if origin in workers:
+                        start[origin, Buffer(value, k)] = self.put(origin, value, start[origin, input_buffer(name, k)])
+                continue
+            for worker in {table.worker_of(Task("forward", s, k)) for s in stages}:
+                if worker in self.workers_here:
+                    start[worker, Buffer(value, k)] = self._cut(array, k * size, size, dim, worker, value)
+
+    def _microbatch_sharding(self, value: str, name: str) -> NamedSharding:
+        """Sharding of a microbatch of a global input."""
+        origin = self.origins[self.index[name]]
+        known = self.ports.get((origin.worker, value))
+        place = origin.microbatch if known is None else known[0].sharding(known[1])
+        assert place is not None, f"{name} is no batch where it lies"
+        return place
+
+    def _cut(self, array: Any, first: int, size: int, dim: int, worker: int, value: str) -> Any:
+        """A microbatch of an array that this process has whole, on a worker."""
+        port, mesh = self.ports[worker, value]
+        wanted = port.sharding(mesh)
+        on_host = isinstance(array, np.ndarray)
+        rows = (*(slice(None),) * dim, slice(first, first + size))
+        piece: Any = array[rows] if on_host else lax.slice_in_dim(array, first, first + size, axis=dim)
+        if wanted.is_fully_addressable:
+            return jax.device_put(piece, wanted)
+        return spread(piece, piece.dtype, wanted, copy=False)
+
+    def put(self, worker: int, name: str, array: Any) -> Any:
+        """``array`` as the programs of a worker of this process take the value of that name."""
+        port, mesh = self.ports[worker, name]
+        wanted = port.sharding(mesh)
+        return array if array.sharding == wanted else jax.device_put(array, wanted)
+
+    # -- results -------------------------------------------------------------------------------
+
+    def output(self, workers: Mapping[int, Worker], number: int, end: ArrayPlace, buffer: Buffer | None = None) -> Any:
+        """An output of the lowered step; one without data where this process has none of it."""
+        if end.worker not in workers:
+            type = self.split_step.step.graph.outputs[number].type
+            return empty(type.shape, end.sharding, jax_dtype(type.dtype))
+        array = workers[end.worker].arrays[Buffer(end.value) if buffer is None else buffer]
+        return array if array.sharding == end.sharding else jax.device_put(array, end.sharding)
 
 
-@dataclass(frozen=True, eq=False)
-class Store:
-    """Values on the workers.
+def _sliced(array: Any, first: int, size: int, dim: int, wanted: NamedSharding) -> Any:
+    """Rows of a global array, laid out on the devices that have it: all their processes call it together."""
+    return jax.jit(_rows, static_argnums=(2, 3), out_shardings=wanted)(array, np.int32(first), size, dim)
+
+
+def _rows(array: Any, first: Any, size: int, dim: int) -> Any:
+    return lax.dynamic_slice_in_dim(array, first, size, axis=dim)
+
+
+def load_pipeline(
+    traced: Traced,
+    split_step: SplitStep,
+    lowered: LoweredPipeline,
+    devices: Sequence[Any],
+    donated: Sequence[int] = (),
+    *,
+    spared: Set[str] = frozenset(),
+    by_hand: bool = True,
+    flushes: bool = True,
+) -> PipelineProgram:
+    """Compiles a pipeline for the devices of all processes: each process the programs of its own workers.
 
     Args:
-        workers: worker 0, 1, ...
+        traced: the function.
+        split_step: its step as it was lowered.
+        lowered: its pipeline.
+        devices: jax devices of all processes, in the order of the cluster.
+        donated: indices of the inputs that the caller gives up.
+        spared: values into whose buffers no program may write.
+        by_hand: whether values inside one process change hands; else they are moved by programs too.
+        flushes: whether the lists are those of a step; else somebody else makes those of calls.
+
+    Raises:
+        ClusterError: there are not as many devices as the plan wants.
+        PlanMismatchError: the plan keeps something in host memory that the devices have no access to.
+        ProcessMismatchError: a process has other lists.
     """
+    check_host_memory(lowered.plan.content, [d for d in devices if d.process_index == jax.process_index()])
+    lowered.callbacks.limit_s = wait_s()
+    meshes = worker_meshes(lowered, devices)
+    loaded = compiled_stages(lowered, meshes, spared)
+    maker = _maker(lowered, meshes, by_hand)
+    shardings, origins, ends, leaves, results = _places(lowered, split_step, maker.ports, devices)
+    shared = [] if by_hand and jax.process_count() == 1 else _announced(traced, split_step, ends)
+    announcement = Announcement(shared, devices)
+    by_name = {i.name: origin for i, origin in zip(split_step.step.graph.inputs, origins, strict=True)}
+    lists = tuple(w.instructions for w in lowered.instructions.workers)
 
-    workers: tuple[Worker, ...]
+    @cache
+    def prepare(placed_batch: frozenset[str]) -> StepLists:
+        step = maker.make(lists, by_name, [e for e in ends if e.makers], placed_batch)
+        maker.programs.compile()
+        return step
 
-    @property
-    def arrays(self) -> dict[tuple[int, Buffer], Any]:
-        """Arrays by (worker, buffer)."""
-        return {(number, b): array for number, w in enumerate(self.workers) for b, array in w.arrays.items()}
+    first = prepare(frozenset()) if flushes else None
+    announcement.compile()
+    outputs = tuple(
+        announcement.sharding if at[0] in announcement.numbers else sharding
+        for at, sharding in zip(split_step.outputs, shardings.output_shardings, strict=True)
+    )
+    count = len(traced.signature.traced)
+    constants = zip(traced.closed_over, shardings.input_shardings[count:], strict=True)
+    memory: tuple[WorkerMemory, ...] = ()
+    if first is not None:
+        processes = world()
+        gathered = () if processes is None else (partial(_gathered, processes, traced.graph.name, first),)
+        memory = memory_of_workers(lowered, loaded, *gathered)
+    return PipelineProgram(
+        *described_inputs(traced, donated),
+        tuple(put(copied(c), s) for c, s in constants),
+        lowered,
+        StepShardings(shardings.input_shardings, outputs),
+        split_step,
+        leaves,
+        results,
+        unread_inputs(traced.graph) - set(donated),
+        loaded,
+        maker.ports,
+        origins,
+        ends,
+        prepare,
+        maker,
+        announcement,
+        jax.process_index(),
+        memory,
+    )
 
-    def held(self, worker: int) -> list[Buffer]:
-        """Buffers on a worker."""
-        return list(self.workers[worker].arrays)
 
-    def read(self, worker: int, buffer: Buffer) -> Any:
-        """The array of a buffer; rows of a concatenated one are stacked in the order of the microbatches."""
-        return self.workers[worker].read(buffer)
+def _maker(lowered: LoweredPipeline, meshes: Mapping[tuple[int, int], Mesh], by_hand: bool) -> ListMaker:
+    table, ports = lowered.table, dict[tuple[int, str], tuple[Port, Mesh]]()
+    for program in sorted(lowered.programs, key=lambda p: p.work):
+        for worker in table.workers_of_stage(program.work.stage):
+            for port in program.reads:
+                ports.setdefault((worker, port.name), (port, meshes[worker, program.work.stage]))
+    processes = tuple(
+        frozenset(d.process_index for (w, _), mesh in meshes.items() if w == worker for d in mesh.devices.flat)
+        for worker in range(table.num_workers)
+    )
+    return ListMaker(
+        lowered.instructions.dataflow,
+        table,
+        {p.work: p for p in lowered.programs},
+        meshes,
+        ports,
+        processes,
+        jax.process_index(),
+        jax.process_count(),
+        lowered.map.microbatching.batch,
+        MovePrograms(),
+        by_hand,
+    )
+
+
+def input_place(
+    lowered: LoweredPipeline,
+    name: str,
+    ports: Mapping[tuple[int, str], tuple[Port, Mesh]],
+    meshes: Sequence[Mesh],
+) -> tuple[int, NamedSharding]:
+    """Worker and sharding of an input of the lowered step: as the first program of its first stage takes it.
+
+    Args:
+        lowered: the pipeline.
+        name: of the input.
+        ports: by (worker, value) how programs take it.
+        meshes: by stage its devices.
+    """
+    stage = lowered.map.inputs[name][0]
+    worker = lowered.worker_of_stage(stage)
+    known = ports.get((worker, str(ValueRef("in", name, stage))))
+    whole = NamedSharding(meshes[stage], PartitionSpec())
+    return worker, whole if known is None else known[0].sharding(known[1])
+
+
+def _places(
+    lowered: LoweredPipeline,
+    split_step: SplitStep,
+    ports: Mapping[tuple[int, str], tuple[Port, Mesh]],
+    devices: Sequence[Any],
+) -> tuple[
+    StepShardings,
+    tuple[ArrayPlace, ...],
+    tuple[ArrayPlace, ...],
+    dict[int, StackedLeaf],
+    dict[int, StackedLeaf],
+]:
+    """Places of inputs and outputs of the step, whole and in pieces."""
+    content, graph = lowered.plan.content, split_step.step.graph
+    meshes = [stage_devices(lowered.plan, s, devices) for s in range(lowered.plan.num_stages)]
+    hosted, several = hosted_of(content), len({d.process_index for d in devices}) > 1
+    origins: dict[int, ArrayPlace] = {}
+    leaves: dict[int, StackedLeaf] = {}
+    inputs: list[NamedSharding] = []
+    for n, (at, record) in enumerate(zip(split_step.inputs, content.inputs, strict=True)):
+        if len(at) == 1:
+            sharding = sharding_of(record, meshes[record.stage], host=n in hosted.inputs)
+            places = [(lowered.worker_of_stage(record.stage), sharding)]
+        else:
+            places = [input_place(lowered, graph.inputs[i].name, ports, meshes) for i in at]
+        places, leaf = _together(places, several)
+        inputs.append(leaf.sharding)
+        if len(at) > 1:
+            leaves[n] = leaf
+        for i, (worker, sharding) in zip(at, places, strict=True):
+            x = graph.inputs[i]
+            piece = _microbatch_place(lowered, x.name, x.type.shape, sharding)
+            origins[i] = ArrayPlace(worker, sharding, x.type.shape, x.type.dtype, microbatch=piece)
+    names = {x.name: i for i, x in enumerate(graph.inputs)}
+    makers_of = made_outputs(lowered)
+    ends: dict[int, ArrayPlace] = {}
+    results: dict[int, StackedLeaf] = {}
+    outputs: list[NamedSharding] = []
+    for n, (at, wanted) in enumerate(zip(split_step.outputs, content.outputs, strict=True)):
+        updated = [graph.outputs[i].updates for i in at]
+        if all(u in names for u in updated):
+            places = [(origins[names[str(u)]].worker, origins[names[str(u)]].sharding) for u in updated]
+        elif len(at) == 1:
+            sharding = sharding_of(wanted, meshes[wanted.stage], host=n in hosted.outputs)
+            _, makers, _, _ = makers_of[at[0]]
+            worker = lowered.worker_of_stage(wanted.stage)
+            places = [(worker if worker in makers else min(makers), sharding)]
+        else:
+            places = [_made_place(lowered, makers_of[i], devices) for i in at]
+        places, leaf = _together(places, several)
+        outputs.append(leaf.sharding)
+        if len(at) > 1:
+            results[n] = leaf
+        for i, (worker, sharding) in zip(at, places, strict=True):
+            value, makers, _, _ = makers_of[i]
+            o = graph.outputs[i]
+            ends[i] = ArrayPlace(worker, sharding, o.type.shape, o.type.dtype, value, makers)
+    return (
+        StepShardings(tuple(inputs), tuple(outputs)),
+        tuple(origins[i] for i in range(len(graph.inputs))),
+        tuple(ends[i] for i in range(len(graph.outputs))),
+        leaves,
+        results,
+    )
+
+
+def _together(
+    places: list[tuple[int, NamedSharding]], several: bool
+) -> tuple[list[tuple[int, NamedSharding]], StackedLeaf]:
+    """Place of a leaf's pieces between steps: on their stages, or on the first.
+
+    Args:
+        places: worker and sharding of each piece on its stage.
+        several: whether there are several processes, of which none can cut a leaf, or join one, that others have a part
+            of: it has to be made of the stages' arrays.
+    """
+    leaf = StackedLeaf(tuple(sharding for _, sharding in places))
+    if several and len(leaf.runs) > 1 and not leaf.is_direct:
+        places = [places[0]] * len(places)
+        leaf = StackedLeaf(tuple(sharding for _, sharding in places))
+    return places, leaf
+
+
+def made_outputs(lowered: LoweredPipeline) -> dict[int, tuple[str, tuple[int, ...], Port, int]]:
+    """Name in the dataflow, makers, and layout at the first maker, by output of the step."""
+    makers_of: dict[int, tuple[str, set[int], Port, int]] = {}
+    for program in sorted(lowered.programs, key=lambda p: p.work):
+        for port in program.writes:
+            if port.ref.kind == "out":
+                workers = lowered.table.workers_of_stage(program.work.stage)
+                makers_of.setdefault(port.ref.number, (port.name, set(), port, program.work.stage))[1].update(workers)
+    return {n: (name, tuple(sorted(ws)), port, stage) for n, (name, ws, port, stage) in makers_of.items()}
+
+
+def _made_place(
+    lowered: LoweredPipeline, makers_of: tuple[str, tuple[int, ...], Port, int], devices: Sequence[Any]
+) -> tuple[int, NamedSharding]:
+    """Worker and sharding of an output as it is made."""
+    _, makers, port, stage = makers_of
+    return makers[0], port.sharding(stage_mesh(lowered, makers[0], stage, devices))
+
+
+def _microbatch_place(
+    lowered: LoweredPipeline, name: str, shape: tuple[int, ...], sharding: NamedSharding
+) -> NamedSharding | None:
+    """Sharding of a microbatch of an input: split as the input is where that is even, else whole."""
+    dim = lowered.map.microbatching.batch.get(name)
+    if dim is None:
+        return None
+    piece = (*shape[:dim], shape[dim] // lowered.table.num_microbatches, *shape[dim + 1 :])
+    try:
+        sharding.shard_shape(piece)
+    except ValueError:
+        return NamedSharding(sharding.mesh, PartitionSpec())
+    return sharding
+
+
+def _announced(traced: Traced, split_step: SplitStep, ends: Sequence[ArrayPlace]) -> list[Announced]:
+    """Small results that are no state, but for keys."""
+    return [
+        Announced(at[0], o.type, ends[at[0]].sharding)
+        for o, at in zip(traced.graph.outputs, split_step.outputs, strict=True)
+        if not o.updates and len(at) == 1 and o.type.nbytes <= SMALL_BYTES and not o.type.dtype.startswith("key<")
+    ]
+
+
+def memory_of_workers(
+    lowered: LoweredPipeline,
+    loaded: Mapping[tuple[int, Work], Loaded],
+    everywhere: Callable[[_Temporaries], Iterable[_Temporaries]] = lambda here: [here],
+) -> tuple[WorkerMemory, ...]:
+    """Bytes a device of each worker when its list of instructions needs the most.
+
+    Args:
+        lowered: the pipeline.
+        loaded: programs of this process's workers by (worker, work).
+        everywhere: from the temporaries of this process's programs those of every process.
+    """
+    here = [
+        (work.kind, work.stage, work.part, int(p.compiled.memory_analysis().temp_size_in_bytes))
+        for (_, work), p in sorted(loaded.items(), key=lambda e: e[0])
+        if p.compiled is not None
+    ]
+    temporaries: dict[Work, int] = {}
+    for rows in everywhere(here):
+        for kind, stage, part, size in rows:
+            work = Work(kind, stage, part)
+            temporaries[work] = max(size, temporaries.get(work, 0))
+    return worker_memory(lowered.instructions, temporaries)
+
+
+def _gathered(processes: World, name: str, step: StepLists, here: _Temporaries) -> list[_Temporaries]:
+    """Temporaries of the programs of all processes, which compare their lists on the way.
+
+    Raises:
+        ProcessMismatchError: a process has other lists.
+        ProcessLostError: one did not come.
+    """
+    turn = Agreement.next(processes, f"the lists of {name}")
+    order = hashlib.sha256(f"{step.lists}{step.order}".encode()).hexdigest()
+    turn.compare([("order of instructions", order[:16])])
+    return [msgspec.json.decode(raw, type=_Temporaries) for raw in turn.gather(msgspec.json.encode(here))]

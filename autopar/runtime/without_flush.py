@@ -1,7 +1,7 @@
 """Pipelines without a flush: calls that leave microbatches under way, and the drain.
 
 `StaleProgram` is the loaded step, wherever its stages are. `load_stale` makes the one of this process or of a world of
-processes, which hands each window's lists to a `WorldLists`; `autopar.runtime.ray.without_flush.load_remote_stale`
+processes, which hands each window's lists to a `PipelineProgram`; `autopar.runtime.ray.without_flush.load_remote_stale`
 makes that of workers, for which each window is a step of its own. What it shares with `autopar.runtime.ampnet` comes
 first.
 """
@@ -25,10 +25,10 @@ from autopar.lower.pipeline.without_flush import StalePipeline
 from autopar.lower.split_layers import SplitStep
 from autopar.runtime.hosts.agree import Agreement
 from autopar.runtime.hosts.arrays import empty
-from autopar.runtime.hosts.step_lists import LaidOut, StepLists, input_buffer
-from autopar.runtime.hosts.world_lists import WorldLists, load_lists
 from autopar.runtime.launches import LAUNCHES
 from autopar.runtime.loaded import LoadedProgram, Shardings
+from autopar.runtime.pipeline import PipelineProgram, load_pipeline
+from autopar.runtime.step_lists import LaidOut, StepLists, input_buffer
 from autopar.schedule import NONE, Buffer, Dataflow, Task, Work
 from autopar.schedule.memory import WorkerMemory
 from autopar.schedule.stale import METRICS, SHARED, StaleFlow, Window, Windows
@@ -280,7 +280,7 @@ class _OnLists:
     prepared: dict[Any, StepLists] = field(default_factory=dict)
 
     def __call__(
-        self, pipeline: WorldLists, inputs: Mapping[str, Any], carry: Mapping[str, Any], calls: int, drain: bool
+        self, pipeline: PipelineProgram, inputs: Mapping[str, Any], carry: Mapping[str, Any], calls: int, drain: bool
     ) -> tuple[dict[int, Any], dict[str, Any]]:
         """See `Carry`."""
         flow, window = self.windows.flow, (self.windows.drain if drain else self.windows.call)(calls)
@@ -320,7 +320,7 @@ class _OnLists:
 
     def _inputs(
         self,
-        pipeline: WorldLists,
+        pipeline: PipelineProgram,
         window: Window,
         inputs: Mapping[str, Any],
         carries: bool,
@@ -364,14 +364,16 @@ class _OnLists:
         return copies
 
 
-def _layouts(pipeline: WorldLists, window: Window, lie: Mapping[tuple[int, Buffer], LaidOut]) -> tuple[LaidOut, ...]:
+def _layouts(
+    pipeline: PipelineProgram, window: Window, lie: Mapping[tuple[int, Buffer], LaidOut]
+) -> tuple[LaidOut, ...]:
     """Layouts that the window does not say: of what is carried and no program reads."""
     carried = ((w, b) for w, buffers in enumerate(window.starts) for b in sorted(buffers))
     return tuple(lie[w, b] for w, b in carried if (w, b.value) not in pipeline.ports and (w, b) in lie)
 
 
 def _add_carried(
-    pipeline: WorldLists,
+    pipeline: PipelineProgram,
     window: Window,
     carry: Mapping[str, Any],
     start: dict[tuple[int, Buffer], Any],
@@ -400,10 +402,10 @@ def _later(buffer: Buffer, by: int) -> Buffer:
 def load_stale(
     traced: Traced, split_step: SplitStep, stale: StalePipeline, devices: Sequence[Any], *, by_hand: bool = True
 ) -> StaleProgram:
-    """Compiles a pipeline without a flush for all processes; arguments and errors as of `load_lists`."""
+    """Compiles a pipeline without a flush for all processes; arguments and errors as of `load_pipeline`."""
     flow = stale.windows.flow
     everything = frozenset(v.name for v in flow.dataflow.values)  # what is under way belongs to the caller
-    pipeline = load_lists(
+    pipeline = load_pipeline(
         traced, split_step, stale.pipeline, devices, spared=everything, by_hand=by_hand, flushes=False
     )
     most = max((_worker_bytes(pipeline, stale.windows, w) for w in pipeline.workers_here), default=0)
@@ -415,7 +417,7 @@ def load_stale(
     return StaleProgram(pipeline, stale.windows, _OnLists(stale.windows), most)
 
 
-def _worker_bytes(pipeline: WorldLists, windows: Windows, stage: int) -> int:
+def _worker_bytes(pipeline: PipelineProgram, windows: Windows, stage: int) -> int:
     """Bytes a device of a worker: its buffers, one of each version, and what programs need."""
     flow, window = windows.flow, windows.calls[-1]
     sizes = {v.name: v.bytes for v in flow.dataflow.values}

@@ -268,7 +268,7 @@ def test_stages_take_their_layers_from_hosts(x64, norm):
         np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-13)
     for tree in found[0][:3]:
         assert {leaf.sharding.memory_kind for leaf in jax.tree.leaves(tree["layers"])} == {PINNED_HOST}
-    loaded = fn.compile(*jax.tree.map(np.array, args)).local.runtime.loaded
+    loaded = fn.compile(*jax.tree.map(np.array, args)).local.loaded
     for (_, work), program in loaded.items():
         here = [p for p in program.program.reads if "['layers']" in p.name and p.ref.kind == "in" and not p.host]
         assert not here, work

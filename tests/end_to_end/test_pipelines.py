@@ -13,6 +13,7 @@ from autopar.schedule import schedules
 from autopar.schedule.without_flush import flushes
 from examples import gpt, llama, mlp, moe, wide_resnet
 from tests.end_to_end.compare import assert_same
+from tests.runtime.observing import observed
 
 TEXT = {"layers": 2, "hidden": 32, "heads": 4, "vocab": 64, "seq": 8, "batch": 8}
 MODELS = {
@@ -101,16 +102,14 @@ def in_flight(schedule, stages, microbatches):
 def test_no_more_is_held_than_the_formulas_say(schedule):
     fn, args = mlp.build()
     step = autopar.parallelize(fn, num_stages=2, num_microbatches=4, schedule=schedule)
-    compiled = step.compile(*args)
-    program = compiled.local
     most = [0, 0]
 
-    def observe(_, store):
+    def observe(_, arrays):
         for worker in range(2):
-            held = {b.microbatch for b in store.held(worker) if b.value.startswith("activation/")}
+            held = {b.microbatch for b in arrays[worker] if b.value.startswith("activation/")}
             most[worker] = max(most[worker], len(held))
 
-    program.runtime.run(program._start([*program.place_all(jax.tree.leaves(args)), *program.constants]), observe)
+    observed(step.compile(*args).local, jax.tree.leaves(args), observe)
     assert most == in_flight(schedule, 2, 4)
 
 

@@ -9,6 +9,7 @@ import autopar
 from autopar import AutoparError
 from examples import gpt, llama, mlp, moe
 from tests.end_to_end.compare import assert_same
+from tests.runtime.observing import observed
 
 TEXT = {"layers": 2, "hidden": 16, "heads": 2, "vocab": 16, "seq": 4, "batch": 4}
 MODELS = {
@@ -59,15 +60,14 @@ def held(level):
     fn, args = mlp.build(layers=8, batch=16)
     step = autopar.parallelize(fn, num_stages=2, num_microbatches=4, schedule="gpipe", remat=level, mesh_shape=(4,))
     compiled = step.compile(*args)
-    program = compiled.local
     most = [0, 0]
 
-    def observe(_, store):
+    def observe(_, arrays):
         for worker in range(2):
-            arrays = [a for b, a in store.workers[worker].arrays.items() if b.value.startswith("activation/")]
-            most[worker] = max(most[worker], sum(a.addressable_shards[0].data.nbytes for a in arrays))
+            saved = [a for b, a in arrays[worker].items() if b.value.startswith("activation/")]
+            most[worker] = max(most[worker], sum(a.addressable_shards[0].data.nbytes for a in saved))
 
-    program.runtime.run(program._start([*program.place_all(jax.tree.leaves(args)), *program.constants]), observe)
+    observed(compiled.local, jax.tree.leaves(args), observe)
     return most, compiled.plan
 
 

@@ -20,9 +20,8 @@ from autopar.lower.pipeline.build import lower_pipeline
 from autopar.lower.pipeline.source import TracedStages
 from autopar.lower.split_layers import split_layers
 from autopar.plan import StepForm
-from autopar.runtime.hosts.one_program import load_stages
-from autopar.runtime.hosts.world_lists import load_lists
 from autopar.runtime.loaded import LoadedProgram
+from autopar.runtime.pipeline import load_pipeline
 from autopar.stages.layers import forward_operators, members_of
 from tests.end_to_end.compare import difference
 from tests.end_to_end.deep import MODELS
@@ -70,7 +69,7 @@ def carried_out(step: Any, args: Any, plan: Plan) -> tuple[LoadedProgram, float]
     split, donated = split_layers(found, plan.content.stack_groups), range(len(jax.tree.leaves(args[0])))
     lowered = lower_pipeline(split.step, plan, {n for i in donated for n in split.names(i)})
     devices = jax.devices()[: sum(len(s.devices) for s in plan.stages)]
-    program = load_stages(found, split, lowered, devices, donated, as_one=False)
+    program = load_pipeline(found, split, lowered, devices, donated)
     copies = [np.array(leaf) for leaf in leaves]
     wanted = jax.tree.leaves(jax.jit(step)(*args))
     results = program.run(program.place_all(copies), copies)
@@ -95,7 +94,7 @@ def assert_lists_give_the_same_bits(step: Any, args: Any, program: Any, devices:
     """Lists of many hosts give what a pipeline of this process gives."""
     call, leaves = parallelize(step, cluster=toy(1)).trace(*args), jax.tree.leaves(args)
     found, split = call.pure.traced(call.signature), program.split_step
-    world = load_lists(found, split, program.lowered, jax.devices()[:devices], program.donated)
+    world = load_pipeline(found, split, program.lowered, jax.devices()[:devices], program.donated)
     results = [p.run(p.place_all(c), c) for p in (program, world) for c in [[np.array(leaf) for leaf in leaves]]]
     for a, b in zip(*results, strict=True):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))

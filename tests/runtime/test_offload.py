@@ -16,6 +16,7 @@ from autopar.errors import PlanMismatchError
 from autopar.lower.hosted import PINNED_HOST, check_host_memory
 from autopar.schedule import Offload
 from examples import gpt, mlp
+from tests.runtime.observing import observed
 
 OPTIONS = {"num_stages": 1, "num_microbatches": 1, "remat": "none", "mesh_shape": (8,), "donate_argnums": 0}
 
@@ -194,7 +195,7 @@ def test_microbatches_of_a_pipeline_wait_in_host_memory(x64, in_stages):
     for a, b in zip(found, jax.tree.leaves(steps(jax.jit(step), args)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-13)
     with_moves, without = (f.compile(*fresh(args)).local for f in (moved, kept))
-    lists = with_moves.runtime.program.workers
+    lists = with_moves.lowered.instructions.workers
     assert [any(isinstance(i, Offload) for i in w.instructions) for w in lists] == [
         n in unauthenticated for n in range(4)
     ]
@@ -213,13 +214,9 @@ def test_a_buffer_that_waits_is_in_host_memory(x64, in_stages):
     )
     seen: set[str] = set()
 
-    def observe(worker, store):
+    def observe(worker, arrays):
         if worker == 0:
-            seen.update(
-                a.sharding.memory_kind for b, a in store.workers[0].arrays.items() if b.value.startswith("activation/")
-            )
+            seen.update(a.sharding.memory_kind for b, a in arrays[0].items() if b.value.startswith("activation/"))
 
-    leaves = jax.tree.leaves(fresh(args))
-    placed = local_program.place_all(leaves)
-    local_program.runtime.run(local_program._start([*placed, *local_program.constants]), observe)
+    observed(local_program, jax.tree.leaves(fresh(args)), observe)
     assert seen == {"device", PINNED_HOST}

@@ -10,6 +10,7 @@ import autopar
 from autopar.lower.pipeline.stage_program import given_up
 from examples import llama, mlp
 from tests.end_to_end.compare import assert_trees_same
+from tests.runtime.observing import observed
 
 
 def compiled_pipeline(build=mlp.build, donate_argnums=(), schedule="1f1b", **overrides):
@@ -24,37 +25,36 @@ def run_and_watch(program, args):
     """Runs a step; what lay on workers at any time and lies there no more, by the name of the value."""
     seen = {}
 
-    def observe(_, store):
-        seen.update(((worker, buffer), array) for (worker, buffer), array in store.arrays.items())
+    def observe(_, arrays):
+        seen.update(((worker, buffer), array) for worker, of in arrays.items() for buffer, array in of.items())
 
-    placed = [*program.place_all(jax.tree.leaves(args)), *program.constants]
-    store = program.runtime.run(program._start(placed), observe)
+    end = observed(program, jax.tree.leaves(args), observe).end
     gone = {}
     for key, array in seen.items():
-        if key not in store.arrays:
+        if key not in end:
             gone.setdefault(key[1].value, []).append(array)
-    return store, gone
+    return end, gone
 
 
 @pytest.mark.slow
 def test_totals_of_gradients_become_new_parameters():
     _, args, _, compiled = compiled_pipeline()
     program = compiled.local
-    donating = {(w, work): p.donated for (w, work), p in program.runtime.loaded.items() if p.donated}
+    donating = {(w, work): p.donated for (w, work), p in program.loaded.items() if p.donated}
     assert any(work.kind == "update" for _, work in donating)
     assert all(not name.startswith("in/") for names in donating.values() for name in names)
-    store, gone = run_and_watch(program, args)
+    end, gone = run_and_watch(program, args)
     for (_, work), names in donating.items():
         for name in names:
             assert gone[name] and any(a.is_deleted() for a in gone[name]), (work, name)
-    assert not any(a.is_deleted() for a in store.arrays.values())
+    assert not any(a.is_deleted() for a in end.values())
 
 
 @pytest.mark.slow
 def test_compiled_programs_alias_as_many_bytes_as_are_donated():
     _, _, _, compiled = compiled_pipeline(donate_argnums=0)
     aliased = 0
-    for loaded in compiled.local.runtime.loaded.values():
+    for loaded in compiled.local.loaded.values():
         if loaded.compiled is None:
             continue
         sizes = {str(a): int(n) for a, n in loaded.mesh.shape.items()}
@@ -66,9 +66,8 @@ def test_compiled_programs_alias_as_many_bytes_as_are_donated():
 
 def live_bytes(program, args):
     """Bytes on all devices of what a step began with and of what it made, as far as they are there when it ends."""
-    start = program._start([*program.place_all(jax.tree.leaves(args)), *program.constants])
-    store = program.runtime.run(start)
-    arrays = {id(a): a for a in (*start.values(), *store.arrays.values()) if not a.is_deleted()}
+    step = observed(program, jax.tree.leaves(args))
+    arrays = {id(a): a for a in (*step.start.values(), *step.end.values()) if not a.is_deleted()}
     return sum(s.data.nbytes for a in arrays.values() for s in a.addressable_shards)
 
 

@@ -19,8 +19,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from autopar.ir import Layout, TensorType
 from autopar.lower.pipeline.stage_program import Port
-from autopar.runtime.hosts.step_lists import ListMaker, StepLists
 from autopar.runtime.interpreter import Ready, Worker
+from autopar.runtime.step_lists import ListMaker, StepLists
 from autopar.runtime.transport.permutes import InFlight, MovePrograms, PermuteLinks
 from autopar.schedule import (
     Accumulate,

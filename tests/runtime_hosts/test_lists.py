@@ -14,18 +14,20 @@ import autopar
 from autopar import Plan
 from autopar.lower.hosted import PINNED_HOST
 from autopar.lower.pipeline.without_flush import StalePipeline
-from autopar.runtime.hosts.world_lists import WorldLists, load_lists
+from autopar.runtime.pipeline import PipelineProgram, load_pipeline
 from autopar.runtime.without_flush import load_stale
 from examples import gpt, mlp
 from tests.end_to_end.towers import Towers
 from tests.runtime_hosts.test_one_program import batch, by_hand, data, layers, stacked, state, tied, train, with_keys
 
 
-def loaded(fn: Any, args: Any, by_hand: bool = False, **options: Any) -> tuple[WorldLists, Any]:
+def loaded(fn: Any, args: Any, by_hand: bool = False, **options: Any) -> tuple[PipelineProgram, Any]:
     """A step by lists whose values are moved by programs, and the compiled step of this process."""
     compiled = autopar.parallelize(fn, **options).compile(*args)
     local = compiled.local
-    world = load_lists(compiled.traced, local.split_step, local.lowered, jax.devices(), local.donated, by_hand=by_hand)
+    world = load_pipeline(
+        compiled.traced, local.split_step, local.lowered, jax.devices(), local.donated, by_hand=by_hand
+    )
     return world, compiled
 
 
@@ -33,7 +35,7 @@ def fresh(leaves: list[Any]) -> list[Any]:
     return [leaf if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else np.array(leaf) for leaf in leaves]
 
 
-def same(fn: Any, args: Any, **options: Any) -> tuple[WorldLists, list[Any]]:
+def same(fn: Any, args: Any, **options: Any) -> tuple[PipelineProgram, list[Any]]:
     """Asserts that two steps give the bits of the plain lists, from arrays that are whole and from those that lie."""
     world, compiled = loaded(fn, args, **options)
     local, leaves = compiled.local, jax.tree.leaves(args)

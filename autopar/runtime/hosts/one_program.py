@@ -1,8 +1,8 @@
 """A pipeline in processes that run one script, as one XLA program on all their devices; state on its stage's devices.
 
-`load_stages` loads a pipeline of this process or of several, `load_world` compiles the one program, and
-`WorldPipeline` is what comes of it. Pipelines whose workers carry out instruction lists are
-`autopar.runtime.hosts.world_lists`; the rounds of the one program are made in `autopar.lower.pipeline.rounds`.
+`load_world` compiles the one program, and `WorldPipeline` is what comes of it. Pipelines whose workers carry out
+instruction lists are `autopar.runtime.pipeline`; the rounds of the one program are made in
+`autopar.lower.pipeline.rounds`.
 """
 
 from __future__ import annotations
@@ -32,11 +32,10 @@ from autopar.lower.program import plan_tables
 from autopar.lower.split_layers import SplitStep
 from autopar.plan import Plan
 from autopar.runtime.hosts.arrays import is_global, own, spread, whole
-from autopar.runtime.hosts.world_lists import SMALL_BYTES, load_lists, made_outputs
 from autopar.runtime.launches import LAUNCHES
 from autopar.runtime.leaves import check_data, give_up
-from autopar.runtime.loaded import LoadedProgram, LoadedStep, StepShardings, described_inputs
-from autopar.runtime.local_pipeline import load_pipeline
+from autopar.runtime.loaded import LoadedStep, StepShardings, described_inputs
+from autopar.runtime.pipeline import SMALL_BYTES, made_outputs
 from autopar.runtime.stacked import StackedLeaf
 from autopar.schedule import Buffer, Task, ValueRef, Work
 from autopar.schedule.memory import WorkerMemory
@@ -249,29 +248,6 @@ def _padded(array: Any, size: int) -> Any:
     numbers = jax.random.key_data(array) if jnp.issubdtype(array.dtype, jax.dtypes.prng_key) else array
     flat = numbers.reshape(-1)
     return jnp.pad(flat, (0, size - flat.size))  # a new array: what is given is written over
-
-
-def load_stages(
-    traced: Traced,
-    split_step: SplitStep,
-    lowered: LoweredPipeline,
-    devices: Sequence[Any],
-    donated: Sequence[int] = (),
-    *,
-    as_one: bool = False,
-) -> LoadedProgram:
-    """The pipeline of this process, or of all whose devices these are.
-
-    Args:
-        traced: the function.
-        split_step: its step as it was lowered.
-        lowered: its pipeline.
-        devices: jax devices, in the order of the cluster.
-        donated: indices of the inputs that the caller gives up.
-        as_one: whether it is one XLA program on all devices, see `load_world`; else workers carry out their lists.
-    """
-    load = load_world if as_one else load_pipeline if jax.process_count() == 1 else load_lists
-    return load(traced, split_step, lowered, devices, donated)
 
 
 def load_world(

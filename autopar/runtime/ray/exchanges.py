@@ -10,9 +10,9 @@ from typing import Any
 
 from autopar._compat.meshes import abstract_mesh, device_mesh
 from autopar.lower.pipeline.stage_program import Port
-from autopar.runtime.hosts.step_lists import LaidOut, ListMaker
 from autopar.runtime.ray.messages import PlannedExchange, PlannedMove
 from autopar.runtime.ray.source import Pipelined
+from autopar.runtime.step_lists import LaidOut, ListMaker
 from autopar.runtime.transport.permutes import ArrayMove, Exchange, MovePrograms
 from autopar.runtime.transport.process_groups import ProcessGroups
 from autopar.runtime.transport.world import axes_of, placed_as

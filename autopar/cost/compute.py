@@ -190,6 +190,7 @@ _OF_MATRIX: Mapping[str, Callable[[float, float], float]] = MappingProxyType(
         "cholesky": lambda long, short: short**3 / 3,
         "eig": lambda long, short: 25 * short**3,
         "eigh": lambda long, short: 9 * short**3,
+        "geqp3": _qr,
         "geqrf": _qr,
         "hessenberg": lambda long, short: 10 * short**3 / 3,
         "householder_product": _qr,
@@ -215,6 +216,10 @@ def factorization_flops(op: Operator, operand_types: Sequence[TensorType]) -> fl
         return math.prod(batch) * _OF_MATRIX[name](max(rows, columns), min(rows, columns))
     if name == "triangular_solve" and operand_types[0].rank >= 2:
         return float(operand_types[0].shape[-1] * operand_types[1].size)
+    if name == "ormqr":
+        return 4.0 * operand_types[1].shape[-1] * operand_types[2].size
+    if name == "symmetric_product":
+        return 2.0 * operand_types[0].shape[-1] * operand_types[1].size
     if name == "fft":
         points = math.prod(op.ints("fft_lengths"))
         return 5.0 * op.results[0].type.size * math.log2(points) if points > 1 else 0.0

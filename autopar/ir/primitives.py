@@ -25,6 +25,7 @@ OF_MATRICES: Final = frozenset(
         "cholesky",
         "eig",
         "eigh",
+        "geqp3",
         "geqrf",
         "hessenberg",
         "householder_product",
@@ -32,6 +33,7 @@ OF_MATRICES: Final = frozenset(
         "qr",
         "schur",
         "svd",
+        "symmetric_product",
         "tridiagonal",
     }
 )

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import io_callback
 
 from tests.fuzz.precision import noise_of
 
@@ -122,8 +123,31 @@ def under(name: str, value: Any, f: Any, x: Any) -> Any:
         return f(x)
 
 
+def called(kind: str, x: Any) -> Any:
+    """``x`` and a part of its tangent hyperbolic, which Python computes.
+
+    Args:
+        kind: "pure" or "io", with numpy; "jax", by a jitted function inside of a pure callback; "debug", whose results
+            nothing reads.
+        x: floats.
+    """
+    held = jax.lax.stop_gradient(x)
+    if kind == "debug":
+        jax.debug.callback(np.tanh, held)
+        return x
+    shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+    def tanh(v: Any) -> Any:
+        return jax.jit(jnp.tanh)(np.asarray(v)) if kind == "jax" else np.tanh(np.asarray(v))
+
+    if kind == "io":
+        return x + 0.3 * jax.lax.stop_gradient(io_callback(tanh, shape, held))
+    return x + 0.3 * jax.lax.stop_gradient(jax.pure_callback(tanh, shape, held, vmap_method="sequential"))
+
+
 #: What the text of a program may name.
 NAMES = (
     "total", "sgd", "adam", "noisy", "steps", "is_floating", "user_mesh", "table", "recorded", "added_up", "under",
+    "called",
 )  # fmt: skip
 __all__ = list(NAMES)

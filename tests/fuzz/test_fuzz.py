@@ -72,7 +72,7 @@ def test_a_number_is_a_program(x64):
 
 def test_programs_run(x64):
     for number in range(3):
-        program = generate(5, number)
+        program = generate(8, number)
         args = arguments(program)
         shapes = jax.eval_shape(load(source(program)), *args)
         assert jax.tree.structure(shapes) == jax.tree.structure(jax.eval_shape(load(source(program, 0)), *args))

@@ -8,9 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.lax import linalg
 
 import autopar
 from autopar.lower.localize.linalg import LOCALIZERS
+from autopar.sharding.rules.linalg import RULES
 
 KERNEL = re.compile(r'= \(?[a-z0-9]+\[([0-9,]*)\][^=]*custom_call_target="lapack_[a-z_]+"')
 
@@ -36,6 +38,7 @@ STEPS = {
     "lu": lambda x: jax.lax.linalg.lu(x)[0],
     "solve": solve,
     "tridiagonal": tridiagonal,
+    "products": lambda x: jax.lax.linalg.ormqr(jnp.tril(x) / 99, x[..., 0] / 99, x),
 }
 
 
@@ -52,6 +55,13 @@ def test_no_kernel_is_given_a_batch(name, batch):
     assert kernels
     for shape in kernels:
         assert np.prod([int(n) for n in shape.split(",")[:-2]], initial=1) == 1
+
+
+def test_every_primitive_of_a_batch_of_matrices_has_a_rule():
+    """jax has no `cholesky_update` of a batch."""
+    batched = {p.name for name, p in vars(linalg).items() if name.endswith("_p")} - {"cholesky_update"}
+    assert len(batched) > 10
+    assert batched <= set(RULES)
 
 
 def test_factorizations_have_localizers():

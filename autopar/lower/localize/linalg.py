@@ -22,7 +22,7 @@ from autopar.lower.localize.base import LocalContext, Localizer
 
 #: Dims of the first operand that are no batch.
 _CORE: Mapping[str, int] = MappingProxyType(
-    {**dict.fromkeys((*sorted(OF_MATRICES), "triangular_solve"), 2), "tridiagonal_solve": 1}
+    {**dict.fromkeys((*sorted(OF_MATRICES), "ormqr", "triangular_solve"), 2), "tridiagonal_solve": 1}
 )
 
 

@@ -45,8 +45,13 @@ def tridiagonal_solve(op: Operator, operand_types: tuple[TensorType, ...]) -> Ru
     return _solve(_batched(op, operand_types, 1), operand_types, -1)
 
 
+def ormqr(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule | None:
+    """Products with orthogonal factors of a batch, for each column of the other factor, or row where it stands left."""
+    return _solve(_batched(op, operand_types, 2), operand_types, -1 if op.attr("left") else -2)
+
+
 def _solve(rule: Rule | None, operand_types: tuple[TensorType, ...], dim: int) -> Rule | None:
-    """A rule with a factor more: ``dim`` of the right-hand side, the last operand, in which the solve is linear."""
+    """A rule with a factor more: ``dim`` of the right-hand side, the last operand, in which the operator is linear."""
     if rule is None:
         return None
     last, count = len(operand_types) - 1, len(rule.factors)
@@ -68,6 +73,7 @@ RULES: Mapping[str, RuleFunction] = MappingProxyType(
         **dict.fromkeys(sorted(OF_MATRICES), of_matrices),
         "fft": fft,
         "lu_pivots_to_permutation": pivots,
+        "ormqr": ormqr,
         "triangular_solve": triangular_solve,
         "tridiagonal_solve": tridiagonal_solve,
     }

@@ -1,4 +1,4 @@
-"""Helpers that close over arrays, mutable references, loops of no trips, weak types, settings of jax."""
+"""Helpers that close over arrays, mutable references, loops of no trips, weak types, settings of jax, callbacks."""
 
 from __future__ import annotations
 
@@ -80,5 +80,20 @@ def settings(d: Draw) -> None:
     d.add("settings", f"under({name!r}, {value!r}, {body.name}, {x})", [body])
 
 
+def callback(d: Draw) -> None:
+    """A call into Python, alone, or in a loop, a branch, a vmap."""
+    x = d.pick(test=lambda t: len(t.shape) >= 1 and 0 < t.size <= 256)
+    call = f"lambda r: called({d.choice(('pure', 'pure', 'io', 'jax', 'debug'))!r}, r)"
+    texts = (
+        f"({call})({x})",
+        f"jax.jit({call})({x})",
+        f"jax.lax.scan(lambda c, r: (c, ({call})(r)), 0.0, {x})[1]",
+        f"jax.lax.cond(steps(jnp.mean({x})) > 0, {call}, jnp.sin, {x})",
+        f"jax.vmap({call})({x})",
+        f"jax.checkpoint({call})({x})",
+    )
+    d.add("callback", d.choice(texts))
+
+
 MAKERS = {"helper": (1.5, helper), "reference": (0.8, reference), "no_trips": (0.8, no_trips), "weak": (0.6, weak),
-          "settings": (0.4, settings)}  # fmt: skip
+          "settings": (0.4, settings), "callback": (1.0, callback)}  # fmt: skip

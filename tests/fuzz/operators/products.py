@@ -105,6 +105,26 @@ def linalg(d: Draw) -> None:
     d.add("linalg", d.choice(texts))
 
 
+def matrices(d: Draw) -> None:
+    """Factorizations and solves of a matrix of each example, by leading dims or under vmap."""
+    x = d.pick(test=lambda t: 1 <= len(t.shape) <= 3 and 2 <= t.shape[-1] <= 6 and t.size <= 128)
+    rank, n = len(d.shape_of(x)), d.shape_of(x)[-1]
+    texts = (
+        "jnp.linalg.solve({m}, r[..., None])[..., 0]", "jnp.linalg.inv({m})", "jnp.linalg.cholesky({m})",
+        "jnp.linalg.slogdet({m})[1]", "jnp.linalg.eigvalsh({m})", "jnp.abs(jnp.linalg.eigh({m})[1])",
+        "jnp.abs(jnp.linalg.qr({m})[1])", "jnp.linalg.svd({m}, compute_uv=False)", "jax.lax.linalg.lu({m})[0]",
+        "jax.scipy.linalg.cho_solve((jnp.linalg.cholesky({m}), True), r[..., None])",
+        "jax.scipy.linalg.solve_triangular({m}, r[..., None], lower=True)",
+        "jax.lax.linalg.triangular_solve({m}, r[..., None, :], lower=True)",
+        "jax.scipy.linalg.expm({m} * 0.1)", "jnp.linalg.pinv({m})",
+    )  # fmt: skip
+    matrix = f"(r[..., :, None] * r[..., None, :] * 0.3 + jnp.diag({n} + 9.0 * jnp.arange({n})))"
+    function = f"lambda r: {d.choice(texts).format(m=matrix)}"
+    for _ in range(d.integer(0, rank - 1)):
+        function = f"jax.vmap({function})"
+    d.add("matrices", f"({function})({x})")
+
+
 def fourier(d: Draw) -> None:
     x = d.pick(test=lambda t: len(t.shape) >= 1)
     texts = (f"jnp.fft.fft({x}).real * 0.5", f"jnp.fft.rfft({x}).imag * 0.5", f"jnp.abs(jnp.fft.ifft({x}) + 2)",
@@ -122,4 +142,5 @@ def outer(d: Draw) -> None:
 
 
 MAKERS = {"einsum": (5.0, einsum), "matmul": (5.0, matmul), "whole_product": (0.3, whole_product), "conv": (2.5, conv),
-          "pool": (1.0, pool), "linalg": (0.8, linalg), "fourier": (0.8, fourier), "outer": (0.5, outer)}  # fmt: skip
+          "pool": (1.0, pool), "linalg": (0.8, linalg), "matrices": (1.0, matrices),
+          "fourier": (0.8, fourier), "outer": (0.5, outer)}  # fmt: skip

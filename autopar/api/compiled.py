@@ -34,6 +34,22 @@ class CallInfo:
         """The traced function, and the indices of its traced leaves that are donated."""
         raise NotImplementedError
 
+    def __copy__(self) -> Any:
+        """Itself, as copies of decorated functions are: nothing of it changes."""
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Itself, as deep copies of decorated functions are."""
+        return self
+
+    def __reduce__(self) -> Any:
+        """Raises AutoparError, which is a TypeError too, as jax's objects of a call do."""
+        error = AutoparError(
+            f"{type(self).__name__} holds programs of this process and cannot be pickled",
+            remedy="pickle the decorated function, or its plan: parallelize(f, plan=plan) compiles it without a search",
+        )
+        raise as_kind(error, TypeError)
+
     @property
     def in_tree(self) -> Any:
         """Structure of ``(args, kwargs)``."""

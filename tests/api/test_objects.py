@@ -88,6 +88,16 @@ def test_pickled_with_default_options_and_with_a_plan():
     assert planned.plan(X) == doubles.plan(X)
 
 
+@pytest.mark.parametrize("stage", ["trace", "lower", "compile"])
+def test_objects_of_a_call_are_shared_by_copies_and_are_not_pickled(stage):
+    call = getattr(doubles, stage)(X)
+    holder = copy.deepcopy({"call": call, "seen": [1]})
+    assert holder["call"] is call is copy.copy(call)
+    with pytest.raises(TypeError, match="cannot be pickled") as caught:
+        pickle.dumps(holder)
+    assert isinstance(caught.value, autopar.AutoparError)
+
+
 @pytest.mark.slow
 def test_a_weak_reference_lets_go():
     step = autopar.parallelize(lambda x: x + 1, cluster=CLUSTER)

@@ -317,9 +317,10 @@ class _Update:
         values = body.values(carry[:carried], [rows[n] for n in body.names])
         outputs = [o.operand for o in body.region.graph.outputs]
         ends = dict(zip(body.results[1], outputs[body.scan.num_carry :], strict=True))
-        for op in _gradients_first(body.region.graph.operators, {o for o in ends.values() if isinstance(o, str)}):
-            values = run_some(body.region, [op], values, self.recorder)
-            if any(v.name in ends.values() for v in op.results):
+        operators = _gradients_first(body.region.graph.operators, {o for o in ends.values() if isinstance(o, str)})
+        for op in (None, *operators):  # a trip may give out what it takes, before any operator
+            values = values if op is None else run_some(body.region, [op], values, self.recorder)
+            if op is None or any(v.name in ends.values() for v in op.results):
                 there = {n: o for n, o in ends.items() if n in self.taken and (isinstance(o, Literal) or o in values)}
                 trip.slices.update((n, read(o, values)) for n, o in there.items())
                 left = trip.ready(left)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from tests.fuzz.check import assert_program, check
-from tests.fuzz.support import argument, steps, total, user_mesh
+from tests.fuzz.support import argument, called, sgd, steps, total, user_mesh
 
 PLANS = tuple((mesh, seed) for mesh in ((8,), (2, 4)) for seed in (1, 5, 12))
 
@@ -198,3 +198,20 @@ def test_a_form_that_changes_nothing_padded_by_a_strategy():
         params = argument("float", (5, 16, 4), 78), argument("float", (16, 5, 4), 79)
         args = (params, argument("int", (2, 16, 7), 128))
     assert_program(step, args, ((2, 4), 78))
+
+
+def test_updates_join_a_loop_that_gives_out_what_it_takes():
+    """The gradients are there before any operator of a trip has run: the update waited for one that makes them."""
+
+    def step(params, key):
+        def loss(p):
+            rows = jax.lax.scan(lambda c, r: (c, called("io", r)), 0.0, p[0])[1]
+            out = jax.random.permutation(key, 4).astype(jnp.int32), jnp.reshape(rows, (4, 2))
+            return total(out), out
+
+        (value, out), grads = jax.value_and_grad(loss, has_aux=True)(params)
+        return sgd(params, grads), value, out
+
+    with jax.enable_x64(True):
+        args = ((argument("float", (8,), 16),), argument("key", (), 66))
+    assert_program(step, args, ((2, 4), 16))

@@ -34,17 +34,10 @@ from autopar.search.enumeration.search_space import (
     unevenness,
 )
 from autopar.search.enumeration.side_by_side import has_branches
-from autopar.search.enumeration.whole_steps import (
-    ONE_HAS_ALL,
-    WHOLE_STEP,
-    EqualStages,
-    counts_that_may_fit,
-    equal_stages,
-)
+from autopar.search.enumeration.whole_steps import WHOLE_STEP, EqualStages, counts_that_may_fit, equal_stages
 from autopar.search.looks import MemoryNotAmpleError
 from autopar.search.loop import Expansion, Known, OpenRegion, Relaxation
 from autopar.search.outcome import Bounded, LeftOut, Outcome
-from autopar.search.policy import RelaxationPolicy
 from autopar.search.problem import Problem
 from autopar.search.registry import Strategy, cuts_stages, names_one_stage
 from autopar.search.several_stages import SeveralStages
@@ -248,7 +241,7 @@ class Decision:
                 if after is None:  # in other microbatches the step may be cut
                     return Expansion(regions=(self._stages(stages),))
                 looks[number] = after
-        next_regions = tuple(self._planned_next(stages, near, looks, known))
+        next_regions = tuple(self._planned_next(stages, near, looks))
         if not next_regions:
             return Bounded(WHOLE_STEP, known.best_s)
         if len(per_stage) == 1:
@@ -259,26 +252,7 @@ class Decision:
         sharper = partial(self._by_looks, stages, near, looks, per_stage[1:])
         return Expansion(regions=(replace(best, region=region, least_s=least_s, expand=sharper),))
 
-    def _alone_s(self, equal: EqualStages, looks: _Looks, known: Known) -> float:
-        """Seconds where one of some equal stages has all of the step: as much less than one stage as looks say.
-
-        Args:
-            equal: the stages.
-            looks: by number of stages; that at the step on all devices is added.
-            known: has the plan of one stage; where there is none nothing is said.
-        """
-        if known.one_stage is None:
-            return math.inf
-        if 1 not in looks:
-            before = EqualStages.of(self.problem, 1, known.mesh)
-            whole = equal_stages(self.problem, self.step, before, min(self._possible), math.inf)
-            if whole is None:
-                return math.inf
-            looks[1] = whole
-        whole_s = looks[1].looked[0][1]
-        return known.one_stage.step_time * equal.alone_s / whole_s if 0 < whole_s < math.inf else math.inf
-
-    def _planned_next(self, stages: int, near: Sequence[int], looks: _Looks, known: Known) -> Iterator[OpenRegion]:
+    def _planned_next(self, stages: int, near: Sequence[int], looks: _Looks) -> Iterator[OpenRegion]:
         """Regions of a number of stages to be planned: any microbatches, or each of some on a large cluster."""
         left, possible = self.problem.policy.schedules.bubble_left, self._possible
         equal = min((looks[number] for number in near), key=lambda look: (look.least_s(possible, left), look.stages))
@@ -288,21 +262,18 @@ class Decision:
         most = policy.enumeration.most_ranked_per_stage * stages
         some = [m for m in possible if m <= most] or [min(possible)]
         relaxation = Relaxation(WHOLE_STEP, policy.effort.whole_step)
-        ranked = sorted(some, key=lambda m: (equal.step_s(m, left), m))
+        ranked = sorted(some, key=lambda m: (equal.step_s(m), m))
         if not is_large(self.problem):
-            best, least_s, expected_s = ranked[0], equal.least_s(possible, left), equal.step_s(ranked[0], left)
-            alone_s = self._alone_s(equal, looks, known) if equal.stages == stages else math.inf
-            if alone_s < policy.effort.whole_step.usual * expected_s:
-                best, least_s, expected_s = min(possible), min(least_s, alone_s), alone_s
-                relaxation = Relaxation(ONE_HAS_ALL, RelaxationPolicy())
+            least_s = equal.least_s(possible, left)
+            expected_s = equal.step_s(ranked[0])
             # Where fewer microbatches than stages are best, stages hardly run at once: slicings of the fewest are
             # planned, with submeshes as unequal as may be, in place of even stages. Small steps are planned in all.
-            serial = best < stages and not is_small(self.problem)
+            best, serial = ranked[0], ranked[0] < stages and not is_small(self.problem)
             region = self._stages(stages, min(possible)) if serial else self._stages(stages, first_count=best)
             yield replace(region, relaxation=relaxation, least_s=least_s, expected_s=expected_s)
             return
         for count in ranked[: policy.partition.most_near]:
-            least_s, expected_s = equal.least_s([count], left), equal.step_s(count, left)
+            least_s, expected_s = equal.least_s([count], left), equal.step_s(count)
             region = self._stages(stages, count)
             yield replace(region, relaxation=relaxation, least_s=least_s, expected_s=expected_s)
             if self.problem.job.schedule != "auto" or count % stages:
@@ -314,8 +285,7 @@ class Decision:
     def _interleaved(self, equal: EqualStages, count: int, chunks: int) -> OpenRegion:
         """``chunks`` stages on each of as many workers as there are equal stages."""
         workers = equal.stages
-        left, uneven = self.problem.policy.schedules.bubble_left, unevenness(self.problem, workers * chunks)
-        seconds = equal.step_s(count, left, chunks, uneven)
+        seconds = equal.step_s(count, chunks, unevenness(self.problem, workers * chunks))
         schedule = get("interleaved", chunks=chunks)
         job = replace(self.problem.job, num_stages=workers * chunks, schedule=schedule)
         asked = replace(self, problem=replace(self.problem, job=job))

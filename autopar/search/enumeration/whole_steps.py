@@ -1,15 +1,14 @@
-"""The whole step on the devices of one stage: how long so many stages take, and what fits.
+"""The whole step on the devices of one equal stage: how long so many stages take, and what fits.
 
 A pipeline of S equal stages runs each operator on D / S devices, and each device a share 1 / S of the operators. So a
 step that takes t where D / S devices run all of it, with what hides behind computing, takes in m microbatches
 
-    T = u t / S (m + (S - 1) / v) / m
+    T = u t / S (m + (S - 1) / v) / m + 2 (S - 1) l
 
-with what stages send each other (`autopar.search.enumeration.sends`), the update apart, which has no bubble. The
-heaviest stage has u times its share; v is the stages on each worker, whose bubble is that of 1F1B over v (Narayanan et
-al., 2021, section 2.2). Schedules with less of the bubble hold more activations, but of few microbatches: LLaMA 405B
-was planned a fifth slower by a third of it. T is an estimate and no bound: stages may be unequal, each has a mesh of
-its own, and as much need not be hidden. Where more devices gain nothing one stage may have all of the step: t.
+where l is the least latency of a message. The heaviest stage has u times its share; v is the stages on each worker,
+whose bubble is that of 1F1B over v (Narayanan et al., 2021, section 2.2). Schedules with less of the bubble hold more
+activations: LLaMA 405B was planned a fifth slower by a third of it. T is an estimate and no bound: stages may be
+unequal, each has a mesh of its own, what they send each other takes longer, and as much need not be hidden.
 """
 
 from __future__ import annotations
@@ -17,16 +16,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
 
 from autopar.cluster import Cluster, LogicalMesh
 from autopar.errors import MicrobatchError
 from autopar.ir import Graph
 from autopar.plan import StepForm
-from autopar.search.enumeration.reach import SureSeconds
 from autopar.search.enumeration.search_space import unevenness
-from autopar.search.enumeration.sends import StageSends, sends_of
 from autopar.search.mesh_search import MeshSearch
 from autopar.search.problem import Problem
 from autopar.search.source import StepSource
@@ -34,8 +30,6 @@ from autopar.solver.memory import memory_floor
 
 #: What closes a number of stages, in words.
 WHOLE_STEP = "the whole step on the devices of one stage with the bubble, an estimate"
-#: Likewise where the others have next to nothing.
-ONE_HAS_ALL = "the whole step on the devices of one stage, an estimate"
 
 
 @dataclass(frozen=True)
@@ -50,8 +44,7 @@ class EqualStages:
         meshes: those that the next look is on: the likeliest before there is one, then that of the fastest.
         looked: (m, t / S) by rising m; where it is above what is of use, that.
         uneven: u.
-        sends: what the stages send each other.
-        update_s: seconds of a stage's update, at least: t / S has them.
+        latency_s: 2 (S - 1) l.
         is_beyond: whether it is in the fewest microbatches.
     """
 
@@ -59,8 +52,7 @@ class EqualStages:
     meshes: tuple[LogicalMesh, ...]
     looked: tuple[tuple[int, float], ...] = ()
     uneven: float = 1.0
-    sends: StageSends = field(default_factory=partial(StageSends, 1))
-    update_s: float = 0.0
+    latency_s: float = 0.0
     is_beyond: bool = False
 
     @staticmethod
@@ -78,10 +70,9 @@ class EqualStages:
         apart = {mesh: _apart(mesh.shape, like) for mesh in part.logical_meshes(None)} if like else {}
         near = sorted((m for m, d in apart.items() if d <= min(apart.values()) + 1e-9), key=lambda m: m.shape)
         uneven = unevenness(problem, stages)
-        uneven, sends = uneven if math.isfinite(uneven) else 1.0, sends_of(problem, stages)
-        update_s = SureSeconds.of(problem).update_s(part.num_devices) / stages
-        every = tuple(dict.fromkeys([*meshes, *near]))
-        return EqualStages(stages, every, uneven=uneven, sends=sends, update_s=update_s)
+        latency_s = 2 * (stages - 1) * min(g.intra.latency_s for g in problem.cluster.groups)
+        uneven = uneven if math.isfinite(uneven) else 1.0
+        return EqualStages(stages, tuple(dict.fromkeys([*meshes, *near])), uneven=uneven, latency_s=latency_s)
 
     def busy_s(self, count: int) -> float:
         """t / S in ``count`` microbatches."""
@@ -89,36 +80,23 @@ class EqualStages:
         slope_s = max(0.0, (many_s - few_s) / (many - few)) if many > few else 0.0
         return max(0.0, few_s + slope_s * (count - few))
 
-    def step_s(self, count: int, left: float, chunks: int = 1, uneven: float | None = None) -> float:
-        """T, with what weight gradients fill of the bubble while they hold no more.
+    def step_s(self, count: int, chunks: int = 1, uneven: float | None = None) -> float:
+        """T; with ``chunks`` stages on each worker, of which the heaviest has ``uneven`` times its share."""
+        times = self.uneven if uneven is None else uneven
+        return times * self.busy_s(count) * (count + (self.stages - 1) / chunks) / count + self.latency_s
 
-        Args:
-            count: m.
-            left: share of the bubble of 1F1B that they leave.
-            chunks: v; of several nothing is taken to be filled.
-            uneven: u; None for that of as many stages as workers.
-        """
-        times, busy_s = self.uneven if uneven is None else uneven, self.busy_s(count)
-        update_s = min(self.update_s, busy_s)
-        passes_s = times * (busy_s - update_s)
-        if chunks > 1:
-            return self.sends.step_s(count, passes_s, (self.stages - 1) / chunks) + times * update_s
-        return self.sends.filled_s(count, passes_s, left) + times * update_s
-
-    @property
-    def alone_s(self) -> float:
-        """Seconds where one stage has all of the step, and the others next to nothing: t in the fewest microbatches."""
-        return self.stages * self.looked[0][1]
-
-    def least_s(self, possible: Sequence[int], left: float) -> float:
-        """Seconds of equal stages in the best of some numbers of microbatches, the bubble filled whatever that holds.
+    def least_s(self, possible: Sequence[int], bubble_left: float) -> float:
+        """Seconds in the best of some numbers of microbatches, with what weight gradients leave of the bubble of 1F1B.
 
         Args:
             possible: the numbers.
-            left: share of the bubble of 1F1B that weight gradients leave.
+            bubble_left: the share that is left where there is a microbatch for each stage. Of one microbatch it is
+                twice that: forward and backward passes are one chain.
         """
-        busy = ((m, self.busy_s(m), min(self.update_s, self.busy_s(m))) for m in possible)
-        return min(self.sends.filled_s(m, busy_s - own_s, left, least=1.0) + own_s for m, busy_s, own_s in busy)
+        others = self.stages - 1
+        return self.latency_s + min(
+            self.busy_s(m) * (1 + bubble_left * (2 - min(1.0, (m - 1) / max(1, others))) * others / m) for m in possible
+        )
 
 
 def equal_stages(

@@ -18,9 +18,9 @@ NODES = SearchPolicy(
 )
 
 
-def planned(policy, devices=4, nodes=2, memory=150_000, bandwidth=1e7, **options):
+def planned(policy, devices=4, nodes=2, memory=150_000, **options):
     fn, args = mlp.build(abstract=True, layers=4, hidden=64, batch=64)
-    cluster = toy(devices, nodes=nodes, bandwidth=bandwidth, memory=memory)
+    cluster = toy(devices, nodes=nodes, bandwidth=1e7, memory=memory)
     parallel = autopar.parallelize(fn, cluster=cluster, donate_argnums=0, **options)
     return with_policy(parallel, policy).plan(*args)
 
@@ -86,7 +86,7 @@ def test_looks_say_which_candidate_is_planned_exactly(offered, monkeypatch):
         made[:] = self.plans
 
     monkeypatch.setattr(Sketches, "add", note)
-    plan = planned(LARGE, devices=8, nodes=4, memory=400_000, bandwidth=3e7, schedule="1f1b")
+    plan = planned(LARGE, devices=8, nodes=4, memory=400_000, schedule="1f1b")
     fastest, candidate = min(made, key=lambda known: known[0].step_time)
     assert plan.step_time <= fastest.step_time
     assert (plan.num_stages, plan.num_microbatches) == (len(candidate.members), candidate.count)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 import autopar
 from autopar.api.options import ParallelOptions
 from autopar.api.pure import PureFunction
 from autopar.cluster import LogicalMesh
-from autopar.search.enumeration.sends import StageSends
 from autopar.search.enumeration.whole_steps import EqualStages, equal_stages
 from autopar.search.policy import SearchPolicy
-from benchmarks import more_families
 from examples import mlp
 from tests.search.problems import toy
 
@@ -23,7 +19,7 @@ LEFT = SearchPolicy().schedules.bubble_left
 
 
 def _looks(stages: int, *looked: tuple[int, float], is_beyond: bool = False) -> EqualStages:
-    return EqualStages(stages, (MESH,), looked, sends=StageSends(stages), is_beyond=is_beyond)
+    return EqualStages(stages, (MESH,), looked, is_beyond=is_beyond)
 
 
 @pytest.mark.parametrize("v", [0.0, 0.01, 0.1])
@@ -47,22 +43,8 @@ def test_one_look_says_that_more_microbatches_gain_the_bubble_alone() -> None:
 
 
 def test_stages_on_each_worker_divide_the_bubble() -> None:
-    assert _looks(5, (8, 1.0)).step_s(8, LEFT) == 1.5
-    assert _looks(5, (8, 1.0)).step_s(8, LEFT, chunks=2, uneven=1.1) == pytest.approx(1.1 * 1.25)
-
-
-def test_the_fewer_microbatches_there_are_the_more_of_the_bubble_weight_gradients_fill() -> None:
-    """Those of one microbatch hold nothing more while they wait."""
-    looks = _looks(3, (1, 1.0))
-    times = [looks.step_s(m, LEFT) for m in (1, 2, 3)]
-    assert times == pytest.approx([1 + 2 * 2 * LEFT, 1 + (0.5 * 1.5 * LEFT + 0.5) * 2 / 2, 1 + 2 / 3])
-    assert looks.step_s(1, LEFT) == pytest.approx(looks.least_s([1], LEFT))
-
-
-def test_the_update_waits_for_no_other_stage() -> None:
-    looks = replace(_looks(4, (8, 1.0)), update_s=0.5)
-    assert looks.step_s(8, LEFT) == pytest.approx(0.5 + 0.5 * (1 + 3 / 8))
-    assert looks.least_s([8], LEFT) == pytest.approx(0.5 + 0.5 * (1 + LEFT * 3 / 8))
+    assert _looks(5, (8, 1.0)).step_s(8) == 1.5
+    assert _looks(5, (8, 1.0)).step_s(8, chunks=2, uneven=1.1) == pytest.approx(1.1 * 1.25)
 
 
 def test_a_look_that_takes_too_long_says_so_and_counts_as_what_is_of_use() -> None:
@@ -90,14 +72,3 @@ def test_meshes_of_a_stage_that_are_like_the_mesh_of_one_stage_are_looked_at_too
     likeliest, more = (EqualStages.of(problem, 2, like).meshes for like in ((), (16, 32)))
     assert [m.shape for m in more[len(likeliest) :]] == [(8, 32), (16, 16)][-len(more) + len(likeliest) :]
     assert set(likeliest) < set(more)
-
-
-@pytest.mark.slow
-def test_small_kernels_are_as_fast_as_in_two_stages_one_of_which_has_all() -> None:
-    """Half of the devices take less than all of them: so does a stage with all of the step but its loss."""
-    (fn, args), cluster = more_families.denoising(batch=32, size=8, width=64), autopar.Cluster.load("p3.16xlarge")
-    free, two = (
-        autopar.parallelize(fn, cluster=cluster, donate_argnums=0, num_stages=stages).plan(*args).step_time
-        for stages in ("auto", 2)
-    )
-    assert free <= 1.01 * two

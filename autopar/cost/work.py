@@ -126,8 +126,8 @@ class LeastWork:
         dtypes: jaxpr names of those that it may compute in.
         kind: as of `KernelWork`.
         product: sizes of the whole where it is a product.
-        aligned: least sizes at which rows of that product are aligned, see `aligned_of`; None where they may be as it
-            is.
+        aligned: least sizes at which rows of that product are aligned, see `ProductDims.aligned`; None where they may
+            be as it is.
         starts: whether it starts a kernel of its own in any case.
         spatial_dims: of a convolution; 0 of others.
     """
@@ -185,80 +185,97 @@ def convolution_of(
     return Convolution.of(len(window), results / (features * groups), taps, kernel[into], features, groups)
 
 
+@dataclass(frozen=True, slots=True)
+class ProductDims:
+    """Dims of the matrices that a product or convolution multiplies: of each its size, and whether it may be split.
+
+    Args:
+        batch: dims that both operands and the result have.
+        rows: those of the left operand and the result.
+        columns: those of the right operand and the result.
+        depth: those that are summed over.
+    """
+
+    batch: tuple[tuple[int, bool], ...]
+    rows: tuple[tuple[int, bool], ...]
+    columns: tuple[tuple[int, bool], ...]
+    depth: tuple[tuple[int, bool], ...]
+
+    @staticmethod
+    def of(op: Operator, operand_shapes: Sequence[Sequence[int]], result_shape: Sequence[int]) -> ProductDims | None:
+        """The dims of an operator; None where it is neither product nor convolution.
+
+        A convolution multiplies its windows, one a row, by its kernels, one a column, in whole tiles of columns. The
+        smaller of its window and its result's spatial dim is never split (`autopar.sharding.rules.conv`).
+
+        Args:
+            op: the operator; ``dot_general`` has the attribute ``dimension_numbers``, ``conv_general_dilated`` has
+                ``rhs_spec`` and ``out_spec``.
+            operand_shapes: shape of each operand.
+            result_shape: shape of the result.
+        """
+        if op.primitive == "dot_general":
+            numbers = op.attr("dimension_numbers")
+            if not isinstance(numbers, tuple) or len(numbers) != 2:
+                raise TypeError(f"not dimension numbers: {numbers!r}")
+            (left, right), (left_shared, right_shared) = (_pairs(part) for part in numbers)
+            lhs, rhs = operand_shapes[:2]
+            left_free = tuple((size, True) for d, size in enumerate(lhs) if d not in (*left, *left_shared))
+            right_free = tuple((size, True) for d, size in enumerate(rhs) if d not in (*right, *right_shared))
+            batch, summed = (tuple((lhs[d], True) for d in dims) for dims in (left_shared, left))
+            return ProductDims(batch, left_free, right_free, summed)
+        if op.primitive != "conv_general_dilated":
+            return None
+        kernel, specs = operand_shapes[1], (op.ints("rhs_spec"), op.ints("out_spec"))
+        spatial = [(kernel[a], result_shape[b]) for a, b in zip(*(spec[2:] for spec in specs), strict=True)]
+        tiles = -(-max(1, kernel[specs[0][0]]) // _LEAST_COLUMNS)
+        windows = tuple((count, count >= taps) for taps, count in spatial)
+        taken = tuple((taps, taps > count) for taps, count in spatial)
+        rows, depth = (result_shape[specs[1][0]], True), (kernel[specs[0][1]], True)
+        return ProductDims((), (rows, *windows), ((tiles * _LEAST_COLUMNS, True),), (depth, *taken))
+
+    def matrices(self, width: float) -> Matrices:
+        """The matrix products, of elements of ``width`` bytes."""
+        batch, m, n, k = (math.prod(size for size, _ in d) for d in (self.batch, self.rows, self.columns, self.depth))
+        return Matrices(batch, float(m), float(n), k, width)
+
+    def aligned(self, width: float, parts: int) -> Matrices | None:
+        """The least sizes, padding included, at which rows on a device are aligned; None where they may be as they are.
+
+        Rows of ``s`` elements are aligned where ``s`` is 1 or a multiple of 16 bytes (`Matrices.misaligned`). Equal
+        parts of what is not aligned are not either, but for parts of one element: only padding helps. A dim of d
+        elements in parts of a multiple of u takes at least ceil(d / u) u elements, and has two parts or more.
+
+        Args:
+            width: bytes of an element of the operands.
+            parts: devices times microbatches, at most, that share the operator.
+
+        Returns:
+            sizes of which one is infinite where nothing aligns it.
+        """
+        bits = round(8 * width)
+        unit = math.lcm(128, bits) // bits
+        sizes = [_aligned_size(dims, unit, parts) for dims in (self.rows, self.columns, self.depth)]
+        if all(size is None for size in sizes):
+            return None
+        product = self.matrices(width)
+        m, n, k = (
+            old if new is None else new for old, new in zip((product.m, product.n, product.k), sizes, strict=True)
+        )
+        return replace(product, m=m, n=n, k=k)
+
+
 def matrices_of(
     op: Operator, operand_shapes: Sequence[Sequence[int]], result_shape: Sequence[int], width: float
 ) -> Matrices | None:
     """The matrix products that a product or convolution is, of shapes on one device; None for other operators.
 
-    A convolution multiplies its windows, one a row, by its kernels, one a column, in whole tiles of columns.
-
     Args:
-        op: the operator; ``dot_general`` has the attribute ``dimension_numbers``, ``conv_general_dilated`` has
-            ``rhs_spec``.
-        operand_shapes: shape of each operand on one device.
-        result_shape: shape of the result on one device.
+        op, operand_shapes, result_shape: as of `ProductDims.of`.
         width: bytes of an element of the operands.
     """
-    if op.primitive == "dot_general":
-        numbers = op.attr("dimension_numbers")
-        if not isinstance(numbers, tuple) or len(numbers) != 2:
-            raise TypeError(f"not dimension numbers: {numbers!r}")
-        lhs, rhs = operand_shapes[:2]
-        (summed, _), (shared, _) = (_pairs(part) for part in numbers)
-        k, batch = math.prod(lhs[d] for d in summed), math.prod(lhs[d] for d in shared)
-        inner = max(1, k * batch)
-        return Matrices(batch, math.prod(lhs) / inner, math.prod(rhs) / inner, k, width)
-    if op.primitive == "conv_general_dilated":
-        out, into, *window = op.ints("rhs_spec")
-        kernel = operand_shapes[1]
-        features = max(1, kernel[out])
-        depth = kernel[into] * math.prod(kernel[d] for d in window)
-        columns = -(-features // _LEAST_COLUMNS) * _LEAST_COLUMNS
-        return Matrices(1, math.prod(result_shape) / features, columns, depth, width)
-    return None
-
-
-def aligned_of(
-    op: Operator, operand_shapes: Sequence[Sequence[int]], result_shape: Sequence[int], product: Matrices, parts: int
-) -> Matrices | None:
-    """The least sizes of a product, padding included, at which rows on a device are aligned; None where they may be.
-
-    Rows of ``s`` elements are aligned where ``s`` is 1 or a multiple of 16 bytes (`Matrices.misaligned`). Equal parts
-    of what is not aligned are not either, but for parts of one element: only padding helps. A dim of d elements in
-    parts of a multiple of u takes at least ceil(d / u) u elements, and has two parts or more. The smaller of a
-    convolution's window and its result's spatial dim is never split (`autopar.sharding.rules.conv`).
-
-    Args:
-        op, operand_shapes, result_shape: as of `matrices_of`, of the whole.
-        product: their matrices.
-        parts: devices times microbatches, at most, that share the operator.
-
-    Returns:
-        sizes of which one is infinite where nothing aligns it.
-    """
-    if op.primitive == "dot_general":
-        numbers = op.attr("dimension_numbers")
-        assert isinstance(numbers, tuple), "checked by matrices_of"
-        (left, right), (left_shared, right_shared) = (_pairs(part) for part in numbers)
-        lhs, rhs = operand_shapes[:2]
-        m = [(size, True) for d, size in enumerate(lhs) if d not in (*left, *left_shared)]
-        n = [(size, True) for d, size in enumerate(rhs) if d not in (*right, *right_shared)]
-        k = [(lhs[d], True) for d in left]
-    else:
-        kernel, specs = operand_shapes[1], (op.ints("rhs_spec"), op.ints("out_spec"))
-        spatial = [(kernel[a], result_shape[b]) for a, b in zip(*(spec[2:] for spec in specs), strict=True)]
-        m = [(result_shape[specs[1][0]], True), *((count, count >= taps) for taps, count in spatial)]
-        n = [(int(product.n), True)]
-        k = [(kernel[specs[0][1]], True), *((taps, taps > count) for taps, count in spatial)]
-    bits = round(8 * float(product.width))
-    unit = math.lcm(128, bits) // bits
-    sizes = [_aligned_size(dims, unit, parts) for dims in (m, n, k)]
-    if all(size is None for size in sizes):
-        return None
-    m_size, n_size, k_size = (
-        old if new is None else new for old, new in zip((product.m, product.n, product.k), sizes, strict=True)
-    )
-    return replace(product, m=m_size, n=n_size, k=k_size)
+    dims = ProductDims.of(op, operand_shapes, result_shape)
+    return None if dims is None else dims.matrices(width)
 
 
 def _aligned_size(dims: Sequence[tuple[int, bool]], unit: int, parts: int) -> float | None:

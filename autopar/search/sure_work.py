@@ -18,9 +18,8 @@ from autopar.cost import (
     PRODUCTS,
     CostModel,
     LeastWork,
-    aligned_of,
+    ProductDims,
     kind_of,
-    matrices_of,
     operator_bytes,
     operator_flops,
 )
@@ -250,15 +249,13 @@ def _least(
     if op.id in cores:
         return LeastWork(CAUSAL * flops if op.primitive in PRODUCTS else 0.0, 0.0, dtypes, starts=False)
     if op.primitive in PRODUCTS:
-        shapes, result, width = (
-            [t.shape for t in types],
-            op.results[0].type.shape,
-            item_bytes(types[0].dtype),
-        )
-        product = matrices_of(op, shapes, result, width)
-        aligned = product and aligned_of(op, shapes, result, product, around.parts)
-        kind, dims = kind_of(op, types), len(op.results[0].type.shape) - 2
-        return LeastWork(flops, operator_bytes(op, types), dtypes, kind, product, aligned, spatial_dims=dims)
+        width, kind, result = item_bytes(types[0].dtype), kind_of(op, types), op.results[0].type.shape
+        dims = ProductDims.of(op, [t.shape for t in types], result)
+        assert dims is not None
+        product, aligned = dims.matrices(width), dims.aligned(width, around.parts)
+        spatial_dims = len(result) - 2 if kind else 0
+        least_bytes = operator_bytes(op, types)
+        return LeastWork(flops, least_bytes, dtypes, kind, product, aligned, spatial_dims=spatial_dims)
     if not is_fusible(op) and not (cost.fuses and reads_fused(op)):
         return LeastWork(flops, operator_bytes(op, types), dtypes)
     results = sum(v.type.nbytes for v in op.results)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import autopar
 from autopar.cluster import Cluster, Curve, Device, LinkSpec, NodeGroup
-from autopar.cost import CostModel, LeastWork, Matrices, aligned_of, matrices_of
+from autopar.cost import CostModel, LeastWork, Matrices, ProductDims
 from autopar.cost.compute import least_roofline_s, roofline_s
 from autopar.search.bound import Freedom, work_bound_s
 from autopar.search.bounds.pipelines import with_sends_s
@@ -207,8 +207,8 @@ def test_no_split_makes_a_product_faster_by_aligning_its_rows(dims, kind):
         a, k, n = (-(-d // p) for d, p in ((a, split_a), (k, split_k), (n, split_n)))
         part = ((a, *size, k), (*into, k, n)), (a, *out, n)
     parts, cost = split_a * split_b * split_k * split_n, CostModel(Cluster.load("dgx-a100"))
-    product, on_device = (matrices_of(op, *shapes, 4) for shapes in (whole, part))
-    aligned = aligned_of(op, *whole, product, parts)
+    dims = ProductDims.of(op, *whole)
+    product, on_device, aligned = dims.matrices(4), ProductDims.of(op, *part).matrices(4), dims.aligned(4, parts)
     work = LeastWork(product.flops, product.moved_bytes, ("f32",), product=product, aligned=aligned)
     assert cost.least_s(work, parts) <= float(cost.product_s(on_device, "f32")) * (1 + 1e-9)
     seconds = [m * cost.least_s(work, m) for m in range(1, parts + 1)]

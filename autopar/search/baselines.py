@@ -23,7 +23,7 @@ def data_parallel(problem: Problem) -> Plan:
     check_batch(problem, problem.cluster.num_devices)
 
     def allowed(i: Input, layouts: Sequence[Layout]) -> list[bool]:
-        if i.role != "batch":
+        if i.role != "batch" or not i.type.shape:  # a number of the batch is whole
             return [k.is_replicated for k in layouts]
         return [not any(k.dims[1:]) and len(k.dims[:1] and k.dims[0]) == 1 for k in layouts]
 

@@ -180,3 +180,14 @@ def test_a_deeper_network_costs_more_in_proportion():
         for n in (2, 4, 8)
     }
     assert times[8] - times[4] == pytest.approx(2 * (times[4] - times[2]), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["data-parallel", "zero1", "zero3", "replicated"])
+def test_numbers_of_the_batch_are_whole(name):
+    """Also of a step, or of a stage, that has nothing else of the batch."""
+
+    def step(w, b):
+        return w * 0.9, jnp.sin(b["scale"]) * jnp.cos(b["scale"])
+
+    plan = parallelize(step, cluster=toy(4), search=name, batch_argnums=1).plan(f32(4), {"scale": f32()})
+    assert not any(plan.partition_specs()[1]["scale"])

@@ -15,7 +15,7 @@ from autopar.search.restrict import Allowed, restricted_plan, solve_restricted
 
 
 def data_parallel(problem: Problem) -> Plan:
-    """Batch split over all devices on its first dim, everything else whole.
+    """Batch split over all devices on its first dim; everything else is whole, as are numbers of the batch.
 
     Raises:
         InfeasiblePlanError: the number of devices does not divide the first dim of a batch argument.
@@ -23,7 +23,7 @@ def data_parallel(problem: Problem) -> Plan:
     check_batch(problem, problem.cluster.num_devices)
 
     def allowed(i: Input, layouts: Sequence[Layout]) -> list[bool]:
-        if i.role != "batch" or not i.type.shape:  # a number of the batch is whole
+        if i.role != "batch" or not i.type.shape or problem.cluster.num_devices == 1:
             return [k.is_replicated for k in layouts]
         return [not any(k.dims[1:]) and len(k.dims[:1] and k.dims[0]) == 1 for k in layouts]
 

@@ -191,3 +191,16 @@ def test_numbers_of_the_batch_are_whole(name):
 
     plan = parallelize(step, cluster=toy(4), search=name, batch_argnums=1).plan(f32(4), {"scale": f32()})
     assert not any(plan.partition_specs()[1]["scale"])
+
+
+@pytest.mark.parametrize("name", ["data-parallel", "zero1", "zero3", "megatron", "replicated"])
+def test_one_device_has_all_of_a_batch(name):
+    """Labels are compared with numbers of no example: on one device both are whole."""
+
+    def loss(w, b):
+        of_label = b["labels"][..., None] == jnp.arange(24)
+        return -(jax.nn.log_softmax(b["x"] @ w) * of_label).sum(-1).mean()
+
+    batch = {"x": f32(4, 6, 16), "labels": i32(4, 6)}
+    plan = parallelize(sgd(loss), cluster=toy(1), search=name, batch_argnums=1).plan(f32(16, 24), batch)
+    assert plan.num_stages == 1 and plan.communication == ()

@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from autopar.errors import InfeasiblePlanError
-from autopar.ir import Input, Layout
 from autopar.plan import Considered, Plan
 from autopar.search.clock import Clock
-from autopar.search.constraints import meshes_that_hold
-from autopar.search.manual import Manual, check_batch
+from autopar.search.manual import Manual
 from autopar.search.problem import Problem
-from autopar.search.restrict import Allowed, restricted_plan, solve_restricted
+from autopar.search.restrict import restricted_plan, solve_restricted
 
 
 def data_parallel(problem: Problem) -> Plan:
-    """Batch split over all devices on its first dim; everything else is whole, as are numbers of the batch.
+    """Batch split over all devices on its first dim; everything else is whole.
 
     Raises:
         InfeasiblePlanError: the number of devices does not divide the first dim of a batch argument.
     """
-    check_batch(problem, problem.cluster.num_devices)
-
-    def allowed(i: Input, layouts: Sequence[Layout]) -> list[bool]:
-        if i.role != "batch" or not i.type.shape or problem.cluster.num_devices == 1:
-            return [k.is_replicated for k in layouts]
-        return [not any(k.dims[1:]) and len(k.dims[:1] and k.dims[0]) == 1 for k in layouts]
-
-    return _on_one_axis(problem, "data-parallel", allowed)
+    clock = Clock()
+    solved = Manual(dp=problem.cluster.num_devices).solve(problem, clock)
+    return restricted_plan(problem, solved, "data-parallel", clock)
 
 
 def replicated(problem: Problem) -> Plan:
     """Everything whole on every device: the plan that always exists."""
-    return _on_one_axis(problem, "replicated", lambda _, layouts: [k.is_replicated for k in layouts])
+    clock = Clock()
+    (mesh,) = problem.cluster.logical_meshes((problem.cluster.num_devices,))
+    solved = solve_restricted(problem, mesh, lambda _, layouts: [k.is_replicated for k in layouts], clock)
+    return restricted_plan(problem, solved, "replicated", clock)
 
 
 def zero1(problem: Problem) -> Plan:
@@ -93,10 +87,3 @@ def _best_grid(problem: Problem, name: str, zero: int) -> Plan:
         for g, r in tried
     )
     return restricted_plan(problem, restricted, name, clock, best.notes(), considered)
-
-
-def _on_one_axis(problem: Problem, name: str, allowed: Allowed) -> Plan:
-    clock = Clock()
-    (mesh,) = problem.cluster.logical_meshes((problem.cluster.num_devices,))
-    meshes_that_hold((mesh,), problem.graph, problem.job.constraints)
-    return restricted_plan(problem, solve_restricted(problem, mesh, allowed, clock), name, clock)

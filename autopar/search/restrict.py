@@ -16,6 +16,7 @@ from autopar.plan import Considered, Plan, SearchContent
 from autopar.plan.text import bytes_text
 from autopar.search.assemble import step_bound_s
 from autopar.search.clock import Clock
+from autopar.search.constraints import meshes_that_hold
 from autopar.search.intra import ShardingProblem, extract
 from autopar.search.intra.thresholds import with_thresholds
 from autopar.search.mesh_search import MeshSearch, with_allowed
@@ -47,7 +48,11 @@ def solve_restricted(
         allowed: which layouts an input may have; it must allow one or more.
         clock: takes the time.
         allowed_on_demand: which layouts a value may be made in; it must allow one or more. None allows all.
+
+    Raises:
+        ConstraintError: the mesh does not hold all constraints.
     """
+    meshes_that_hold((mesh,), problem.graph, problem.job.constraints)
     meshes = MeshSearch(problem, clock)
     sharding_problem = meshes.program(mesh)
     roles, choices = {i.name: i for i in problem.graph.inputs}, sharding_problem.problem

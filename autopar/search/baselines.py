@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autopar.errors import InfeasiblePlanError
+from autopar.errors import ConstraintError, InfeasiblePlanError
 from autopar.plan import Considered, Plan
 from autopar.search.clock import Clock
 from autopar.search.manual import Manual
@@ -72,7 +72,7 @@ def _best_grid(problem: Problem, name: str, zero: int) -> Plan:
         grid = Manual(tp=tp, dp=n // tp, zero=zero)
         try:
             tried.append((grid, grid.solve(problem, clock)))
-        except InfeasiblePlanError as error:
+        except (InfeasiblePlanError, ConstraintError) as error:
             if tp == min(n, node) and not tried:
                 raise error
     fitting = [(g, r) for g, r in tried if r.solution.found]

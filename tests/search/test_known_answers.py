@@ -7,6 +7,7 @@ from collections import Counter
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from autopar import parallelize
 from autopar.ir import Layout
@@ -204,3 +205,16 @@ def test_one_device_has_all_of_a_batch(name):
     batch = {"x": f32(4, 6, 16), "labels": i32(4, 6)}
     plan = parallelize(sgd(loss), cluster=toy(1), search=name, batch_argnums=1).plan(f32(16, 24), batch)
     assert plan.num_stages == 1 and plan.communication == ()
+
+
+@pytest.mark.parametrize("name", ["megatron", "fsdp-tp"])
+def test_grids_that_do_not_hold_a_constraint_are_left_out(name):
+    """Four parts of the columns: on 8 x 1 and 1 x 8 devices there are none."""
+
+    def loss(w, b):
+        return ((b["x"] @ w) ** 2).mean()
+
+    by_hand = {"constraints": {"params": P(None, "model")}, "mesh_axes": {"model": 4}}
+    fn = parallelize(sgd(loss), cluster=toy(8), search=name, batch_argnums=1, **by_hand)
+    plan = fn.plan(f32(16, 32), {"x": f32(16, 16)})
+    assert sorted(plan.stages[0].mesh_shape.values()) == [2, 4]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ class Launches:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._by: tuple[int, int] | None = None
+        self._by: tuple[weakref.ref[Any], int] | None = None
         self._results: list[Any] = []
         self._last: dict[frozenset[Any], Any] = {}
 
@@ -50,13 +51,13 @@ class Launches:
         """Holds other programs back; the one before is done where that matters. `launched` goes inside.
 
         Args:
-            program: what is launched.
+            program: what is launched. One that is gone is no other one, though Python may give its `id` again.
         """
         with self._lock:
-            by = (id(program), threading.get_ident())
-            if by != self._by:
+            thread = threading.get_ident()
+            if self._by is None or self._by[0]() is not program or self._by[1] != thread:
                 _wait([a for a in self._results if not a.is_deleted()])
-            self._by, self._results = by, []
+            self._by, self._results = (weakref.ref(program), thread), []
             yield
 
     def launched(self, results: Sequence[Any]) -> None:

@@ -2,7 +2,7 @@
 
 Each problem is planned on one core by a process that has its compiled loops loaded, with nothing read from a cache
 of plans. Units compare problems, and machines differ: `per_unit_s` is what one takes here, and an error is that of
-units with it. `autopar.search.work.WEIGHTS` has the weights; what is printed is what they would be here.
+units with it. `autopar.search.clock.WEIGHTS` has the weights; what is printed is what they would be here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 import autopar
-from autopar.search.work import UNIT_S, WEIGHTS
+from autopar.search.clock import UNIT_S, WEIGHTS
 from autopar.solver.meter import Work
 from benchmarks.drawn import Case, CpuLimitError, cpu_limit, draw, plan_of
 from benchmarks.fixed_plans import CASES

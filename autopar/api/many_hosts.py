@@ -25,7 +25,7 @@ from autopar.runtime.hosts.agree import Agreement, Fact
 from autopar.runtime.hosts.arrays import checksum, is_placed
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.search.clock import Clock
-from autopar.search.compilation import Planned
+from autopar.search.compiled_plans import Planned
 
 #: Options that change what is said, not what is done.
 _SILENT = ("progress",)

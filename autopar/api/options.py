@@ -22,8 +22,7 @@ from autopar.runtime.ray.cluster import RayCluster
 from autopar.schedule import Schedule, get
 from autopar.schedule.slices import check_takes_slices
 from autopar.search import Request, strategy_named
-from autopar.search.effort import EFFORTS, with_effort
-from autopar.search.policy import SearchPolicy
+from autopar.search.policy import EFFORTS, SearchPolicy, with_effort
 
 _UNITS = {"": 1, "b": 1, "byte": 1, "bytes": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
           "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}  # fmt: skip

@@ -73,7 +73,7 @@ from autopar.search.again import SearchedAgain
 from autopar.search.cache import PlanCache, plan_cache
 from autopar.search.clock import Clock
 from autopar.search.compare import Budgeted
-from autopar.search.compilation import Planned, build_within
+from autopar.search.compiled_plans import Planned, build_within
 from autopar.search.decision import asks_for_branches
 from autopar.search.garbage import rare_collections
 from autopar.search.planner import Planner

@@ -14,8 +14,7 @@ from autopar.cluster import Cluster
 from autopar.frontend import CallSignature, Traced
 from autopar.lower.aot import PipelineVerification, Target, Verification, check_size, compiled_plan, parse_target
 from autopar.plan import Plan
-from autopar.search.compilation import Planned
-from autopar.search.compiled_plans import PlanKind, fastest_compiled
+from autopar.search.compiled_plans import PlanKind, Planned, fastest_compiled
 
 #: Plans a call with options, for bytes a device; None takes the devices' memory.
 Replan: TypeAlias = Callable[[CallSignature, ParallelOptions], Callable[[int | None], Planned[Traced]]]

@@ -17,9 +17,9 @@ from autopar.cli.plan import PAGES, chosen_cluster
 from autopar.cli.target import load, parse_target, user_code
 from autopar.cluster import Cluster
 from autopar.report.sections import Section
+from autopar.search.baselines import all_degrees, degrees_text
 from autopar.search.compare import STANDARD, Budget, Comparison, Named, compare_problem
-from autopar.search.degrees import all_degrees, degrees_text
-from autopar.search.files import load_problem
+from autopar.search.problem_data import load_problem
 
 
 @click.command(cls=Command, name="compare")

@@ -22,7 +22,7 @@ from autopar.plan import Plan
 from autopar.precision import precision_of, wire_of
 from autopar.schedule.registry import factory_named
 from autopar.search import strategies
-from autopar.search.degrees import named_degrees
+from autopar.search.baselines import named_degrees
 
 #: Options that name a plan by its degrees of parallelism.
 DEGREES = ("tp", "pp", "dp", "cp", "ep", "chunks", "zero")

@@ -56,7 +56,7 @@ class Details(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
         operators: what each operator is.
         slices: the timeline of a plan of one stage, in order of time.
         memory: bytes a device over it.
-        work: work units of the search by kind of work; see `autopar.search.work`. A plan that was loaded keeps them.
+        work: work units of the search by kind of work; see `autopar.search.clock`. A plan that was loaded keeps them.
         trail: what became of the regions of the decision; likewise.
     """
 

@@ -3,11 +3,10 @@
 from autopar.plan import Plan
 from autopar.search.alpa import alpa
 from autopar.search.compare import Budget, Comparison
-from autopar.search.files import load_problem, save_problem
 from autopar.search.job import Job, Request
 from autopar.search.manual import Manual
-from autopar.search.problem import Problem, Reporting, Subproblem
-from autopar.search.progress import Progress
+from autopar.search.problem import Problem, Progress, Reporting, Subproblem
+from autopar.search.problem_data import load_problem, save_problem
 from autopar.search.registry import Strategy, cuts_stages, register, strategies, strategy_named
 
 __all__ = [

@@ -12,8 +12,15 @@ from autopar.plan import Plan
 from autopar.search.anytime import OfParts, faster_by
 from autopar.search.intra import ShardingProblem
 from autopar.search.intra.slack import with_shared_examples
-from autopar.search.limit_looks import LimitLooks, look_within_limit, looks_within_limit
-from autopar.search.looks import Looked, all_looked_at, summed_cutoff_s, too_little
+from autopar.search.mesh_bounds import (
+    LimitLooks,
+    Looked,
+    all_looked_at,
+    look_within_limit,
+    looks_within_limit,
+    summed_cutoff_s,
+    too_little,
+)
 from autopar.search.mesh_search import MeshSearch, MeshSolution
 from autopar.search.outcome import Bounded
 from autopar.search.problem import Problem

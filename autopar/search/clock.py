@@ -1,11 +1,17 @@
-"""Seconds by phase of planning."""
+"""Seconds by phase of planning, and work units: what planning takes, counted, so that it is the same on every machine.
+
+A unit is about 10 ns of a core. `python -m benchmarks work` fits the weights to CPU seconds and prints their error.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from autopar.solver.meter import Meter, Work
 
 
 @dataclass
@@ -36,3 +42,36 @@ class Clock:
     def phases(self) -> tuple[tuple[str, float], ...]:
         """(name, seconds), in order."""
         return tuple(self.seconds.items())
+
+
+#: Seconds of a core that a unit stands for.
+UNIT_S = 1e-8
+
+#: Units of one of each kind.
+WEIGHTS: Mapping[Work, float] = MappingProxyType(
+    {
+        Work.TRACED: 20_000,
+        Work.PARTS: 10_000,
+        Work.CELLS: 4,
+        Work.REDUCED: 2_500,
+        Work.SWEPT: 0.06,
+        Work.WALKED: 0.2,
+        Work.ELIMINATED: 0.3,
+        Work.PIVOTED: 0.3,
+        Work.MODELLED: 1_800,
+        Work.EXTRACTED: 8_500,
+        Work.ASSEMBLED: 4_300,
+        Work.SLICED: 30,
+        Work.SCHEDULED: 60_000,
+    }
+)
+
+
+def units_of(meter: Meter) -> int:
+    """Work units of all that a meter counted, with the search that it counts a part of."""
+    return sum(round(WEIGHTS[kind] * count) for kind, count in meter.total(of_search=True).items())
+
+
+def units(meter: Meter) -> tuple[tuple[str, int], ...]:
+    """(kind, work units) of what a meter counted, in the order of kinds."""
+    return tuple((kind.value, round(WEIGHTS[kind] * count)) for kind, count in meter.total().items())

@@ -15,8 +15,7 @@ from autopar.plan.text import bytes_text, gap_text, seconds_text
 from autopar.plan.throughput import throughput
 from autopar.search.job import Solving
 from autopar.search.outcome import within_reach
-from autopar.search.problem import Problem
-from autopar.search.progress import Progress
+from autopar.search.problem import Problem, Progress
 from autopar.search.registry import Strategy, cuts_stages, strategy_named
 
 #: Strategies that are compared unless others are named.

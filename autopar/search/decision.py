@@ -3,48 +3,102 @@
     one stage        looks at its meshes without a limit: its plan where memory is ample, else microbatches,
                      recomputation and the host (`autopar.search.single_stage`)
     pipelines        numbers of stages, each by the work of its stages, then by the whole step on the devices of one of
-                     them, then planned (`autopar.search.pipelines`); where stages are whole nodes by microbatches too
-    branches         independent branches side by side on parts of the devices (`autopar.search.branches`)
+                     them, then planned (`autopar.search.pipeline.search`); where stages are whole nodes by
+                     microbatches too
+    branches         independent branches side by side on parts of the devices (`autopar.search.pipeline.branches`)
 
 What the user asked for leaves regions out. It prices nothing and solves nothing itself.
+
+The work of its stages ranks numbers of stages (`least_by_stages`): a pipeline of S equal stages on n = D / S devices
+each takes, with m microbatches of which each takes t on all stages,
+
+    T = t (m + (S - 1) / 3) / S + update / S + 2 (S - 1) latency,    t = sum over operators of t(o, m n)
+
+with what is sure of each operator (`autopar.search.sure_work`) in its least seconds on each of so many devices. Nothing
+is communicated inside a stage, and of the bubble a third is left, as where weight gradients fill it. That is an
+estimate, for stages may be unequal; it is used for what is not planned at all, and no bound is made of it.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeAlias
 
-from autopar.errors import InfeasiblePlanError
+from autopar.cost import LeastWork
+from autopar.errors import InfeasiblePlanError, ScheduleError
 from autopar.ir.analysis import unread_effects
 from autopar.microbatch import even_counts
 from autopar.schedule import factory_named, get
 from autopar.schedule.branches import Branches
 from autopar.search.bound import Freedom, bound_s
 from autopar.search.cache import PlanCache
-from autopar.search.enumeration.candidates import schedule_of, trains
-from autopar.search.enumeration.reach import EQUAL_STAGES, least_by_stages
-from autopar.search.enumeration.search_space import (
+from autopar.search.loop import Expansion, Known, OpenRegion, Relaxation
+from autopar.search.mesh_bounds import MemoryNotAmpleError
+from autopar.search.outcome import Bounded, LeftOut, Outcome
+from autopar.search.pipeline.branches import has_branches
+from autopar.search.pipeline.candidates import schedule_of, trains
+from autopar.search.pipeline.search_space import (
     is_large,
     is_small,
     may_have_stages,
+    stage_counts,
     stages_of_whole_nodes,
     unevenness,
 )
-from autopar.search.enumeration.side_by_side import has_branches
-from autopar.search.enumeration.whole_steps import WHOLE_STEP, EqualStages, counts_that_may_fit, equal_stages
-from autopar.search.looks import MemoryNotAmpleError
-from autopar.search.loop import Expansion, Known, OpenRegion, Relaxation
-from autopar.search.outcome import Bounded, LeftOut, Outcome
+from autopar.search.pipeline.whole_steps import WHOLE_STEP, EqualStages, counts_that_may_fit, equal_stages
 from autopar.search.problem import Problem
 from autopar.search.registry import Strategy, cuts_stages, names_one_stage
 from autopar.search.several_stages import SeveralStages
 from autopar.search.single_stage import OneStagePlanner, is_best_of_one_stage
 from autopar.search.source import StepSource
-from autopar.search.techniques.attention_blocks import stage_block_scores
+from autopar.search.sure_work import sure_works
+from autopar.search.techniques import block_scores, stage_block_scores
 from autopar.search.trail import Region
+
+#: What closes a number of stages, in words.
+EQUAL_STAGES = "equal stages that send nothing, an estimate"
+
+
+def least_by_stages(
+    problem: Problem, counts: Sequence[int] | None, numbers: Sequence[int] | None = None
+) -> dict[int, float]:
+    """Seconds of the best equal pipeline by number of stages, of those that may run in some number of microbatches.
+
+    Args:
+        problem: the step in one microbatch.
+        counts: numbers of microbatches that may be taken; None for all.
+        numbers: of stages; None for those that are worth trying.
+    """
+    possible = counts or even_counts(problem.graph)
+    cluster, cost = problem.cluster, problem.cost_model
+    latency_s = min(g.intra.latency_s for g in cluster.groups)
+    works: dict[bool, dict[LeastWork, float]] = {False: defaultdict(float), True: defaultdict(float)}
+    for work in sure_works(problem.graph, cost, block_scores(problem)):
+        works[work.phase == "update"][work.least] += work.runs
+
+    @cache
+    def each_s(parts: float, is_update: bool) -> float:
+        return sum(runs * cost.least_s(least, parts) for least, runs in works[is_update].items())
+
+    seconds: dict[int, float] = {}
+    schedule, left = schedule_of(problem), problem.policy.schedules.bubble_left
+    for stages in stage_counts(problem, schedule) if numbers is None else numbers:
+        devices = cluster.num_devices / stages
+        own_s = each_s(devices, True) / stages
+        for count in possible:
+            try:
+                schedule.table(stages, count)
+            except ScheduleError:
+                continue
+            busy_s = each_s(devices * count, False) * (count + (stages - 1) * left)
+            step_s = busy_s / stages + own_s + 2 * (stages - 1) * latency_s
+            seconds[stages] = min(step_s, seconds.get(stages, step_s))
+    return seconds
+
 
 #: Names of relaxations, as the trail has them.
 WORK, LOOKS = "the bound of what is computed", "looks at every mesh without the memory limit, an estimate"

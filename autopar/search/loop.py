@@ -23,11 +23,11 @@ from typing import TypeAlias
 
 from autopar.errors import InfeasiblePlanError, MicrobatchError
 from autopar.plan import Plan
+from autopar.search.clock import units_of
 from autopar.search.outcome import Bounded, Outcome, Planned
 from autopar.search.policy import EffortPolicy, RelaxationPolicy
 from autopar.search.problem import Problem
 from autopar.search.trail import Region, outcome_of
-from autopar.search.work import units_of
 
 
 @dataclass(frozen=True)

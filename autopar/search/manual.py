@@ -2,7 +2,7 @@
 
 `Manual` is the strategy; `NamedLayouts` says which layouts of inputs suit the named plan, among them those of
 parameters that replicas share, as with ZeRO-3, and of dims that number experts. Tokens are found by
-`autopar.search.tokens`.
+`autopar.search.batch_dims`.
 """
 
 from __future__ import annotations
@@ -19,18 +19,16 @@ from autopar.ir.loops import Scan
 from autopar.plan import Plan
 from autopar.recompute import LEVELS, Level
 from autopar.schedule import Task, get
+from autopar.search.assemble import renamed
+from autopar.search.batch_dims import SharedMatrices, SharedTokens, check_tokens, origins, token_dims
 from autopar.search.clock import Clock
-from autopar.search.cuttable import CuttableStep
-from autopar.search.enumeration.candidates import Candidate, schedule_of
-from autopar.search.enumeration.search_space import microbatch_counts
-from autopar.search.named import renamed
-from autopar.search.origins import origins
 from autopar.search.outcome import within_reach
-from autopar.search.partition.even import even_stages
+from autopar.search.pipeline.candidates import Candidate, CuttableStep, schedule_of
+from autopar.search.pipeline.partition import even_stages
+from autopar.search.pipeline.plan_candidate import plan_candidate
+from autopar.search.pipeline.search_space import microbatch_counts
 from autopar.search.problem import Problem
 from autopar.search.restrict import AllowedResults, Restricted, restricted_plan, solve_restricted
-from autopar.search.stage_planning.candidate import plan_candidate
-from autopar.search.tokens import SharedMatrices, SharedTokens, check_tokens, token_dims
 from autopar.stages import cluster
 from autopar.stages.parts import StageValue, StageValueKind
 
@@ -55,11 +53,11 @@ class Manual:
     experts (see `autopar.search.manual`) and their state are split over the latter on that dim; how tokens come to
     them and back is the integer program's choice, which is an all-to-all where it is cheapest.
 
-    With cp batch arguments that have a dim of tokens (see `autopar.search.tokens`) are split over cp on it, parameters
-    are whole over cp, and ZeRO splits over dp and cp together. Products with parameters have tokens split over cp, and
-    nothing has examples split over it, as it would be if cp were more of dp. All else is the integer program's choice:
-    in attention it may gather keys and values over cp, or give each device other heads. A stage of a pipeline takes
-    what others send it split over cp on its dim of tokens, if it has one that cp divides.
+    With cp batch arguments that have a dim of tokens (see `autopar.search.batch_dims`) are split over cp on it,
+    parameters are whole over cp, and ZeRO splits over dp and cp together. Products with parameters have tokens split
+    over cp, and nothing has examples split over it, as it would be if cp were more of dp. All else is the integer
+    program's choice: in attention it may gather keys and values over cp, or give each device other heads. A stage of a
+    pipeline takes what others send it split over cp on its dim of tokens, if it has one that cp divides.
 
     Args:
         tp: devices that share the matrices of a layer.
@@ -399,7 +397,7 @@ class PartitionedParameters:
         parts: mesh axes whose devices have parts of a parameter.
         replicas: those of them that share the batch.
         kept: keys of what loops and branches take of parameters, and of sums of gradients, see
-            `autopar.search.origins.Origins`.
+            `autopar.search.batch_dims.Origins`.
         products: by key of a product of the batch with parameters the dims that the batch brings.
     """
 

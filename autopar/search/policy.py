@@ -2,16 +2,42 @@
 
 A threshold says where effort stops paying. Each field has the reason for its value, and says so where that is a choice
 that no measurement stands behind; tests and benchmarks give other values with `dataclasses.replace`. What is about
-speed alone (`WorkerPolicy`) never changes a plan.
+speed alone (`WorkerPolicy`) never changes a plan. `with_effort` sets how much work a search may take, and how
+near to its bound it stops, by a word.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
-from autopar.search.overlap_policy import OverlapPolicy
 from autopar.solver.goal import PLAN_GAP
+
+
+@dataclass(frozen=True)
+class OverlapPolicy:
+    """Iterations in which a sharding is solved again with hidden communication, on devices that send next to computing.
+
+    Args:
+        link_shares: for each answer beyond the first the share of its seconds that a hidden conversion costs still. Of
+            eight GPTs none got faster with a share of 0 (up to 3.5 times slower: all use the same idle links), all
+            with 0.1 or 0.5, by 0 to 21%; with both in turn by 14% on average, and a third share gained 0.3%.
+        stall_share: share of a step that waits for collectives, up to which the answer stays: no more than it can be
+            won, and a part of it is. With half as much GPT in two stages takes 17% more work for the same plan.
+        most_blocks: blocks of a product that travel next to it: programs grow with them, and blocks become small. It is
+            a choice.
+        joining_factors: thresholds that are compared, over the bytes that take as long to send as the latency.
+        joins_named: whether plans that are named by hand have thresholds of their own: they are compared with published
+            runs, which had the compiler's.
+    """
+
+    link_shares: tuple[float, ...] = (0.1, 0.5)
+    stall_share: float = 0.02
+    most_blocks: int = 16
+    joining_factors: tuple[int, ...] = (1, 4, 16, 64)
+    joins_named: bool = False
 
 
 @dataclass(frozen=True)
@@ -120,7 +146,7 @@ class EffortPolicy:
             limit costs; stages planned exactly, of what looks at them say.
         large_gap: likewise once ``large_work`` is spent: pipelines that could save less of a step of LLaMA 8B took 25
             times as long to plan as the plan that beats them, of one stage.
-        large_work: work units (`autopar.search.work`) from which on ``large_gap`` holds: five seconds of a core.
+        large_work: work units (`autopar.search.clock`) from which on ``large_gap`` holds: five seconds of a core.
         price: share of a step that must be won for planning to take twice as long: other numbers of stages of GPT 39B
             might save 19% by their estimates, less their spread, and take as long as all before. They save nothing.
         sharding_share: share of ``gap`` at which the sharding of a mesh is done. At all of it a residual net on 32
@@ -357,3 +383,56 @@ class SearchPolicy:
     branches: BranchPolicy = BranchPolicy()
     compilation: CompilationPolicy = CompilationPolicy()
     workers: WorkerPolicy = WorkerPolicy()
+
+
+#: Words of `autopar.parallelize`, the least effort first.
+EFFORTS = ("quick", "default", "high", "exhaustive")
+
+_POLICIES: Mapping[str, EffortPolicy] = MappingProxyType(
+    {
+        "quick": EffortPolicy(gap=0.05, large_gap=0.1, large_work=100_000_000, budget=500_000_000),
+        "high": EffortPolicy(gap=0.002, large_gap=0.01, large_work=10_000_000_000, budget=100_000_000_000),
+        "exhaustive": EffortPolicy(gap=0.0, large_gap=0.0, budget=None),
+    }
+)
+
+
+def with_effort(policy: SearchPolicy, effort: str) -> SearchPolicy:
+    """Thresholds of an effort.
+
+    Args:
+        policy: those of "default"; others of its thresholds stay, but for "exhaustive" (see `without_estimates`).
+        effort: one of `EFFORTS`.
+    """
+    of_word = replace(policy, effort=_POLICIES.get(effort, policy.effort))
+    return without_estimates(of_word) if effort == "exhaustive" else of_word
+
+
+def without_estimates(policy: SearchPolicy) -> SearchPolicy:
+    """Thresholds with which no estimate leaves out what may be planned, for models of a dozen layers on a node or two.
+
+    Of one stage every number of microbatches with every level of recomputation is planned, and of pipelines every
+    slicing where there are at most 2,000, else the best slicing of each pair of stages and microbatches. It is what the
+    default is tested against, and takes minutes where that takes seconds.
+
+    Args:
+        policy: thresholds of which others stay as they are.
+    """
+    every = 10**9
+    return replace(
+        policy,
+        effort=replace(
+            policy.effort,
+            gap=0.0,
+            large_gap=0.0,
+            least_gain=0.0,
+            budget=None,
+        ),
+        sizes=replace(policy.sizes, tiny_operators=every, few_operators=every, small_operators=every),
+        enumeration=replace(policy.enumeration, most_slicings=2_000),
+        overlap=OverlapPolicy((0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 0.1, 0.5), stall_share=0.0),
+        partition=replace(policy.partition, near_best=4.0, far=8.0, most_near=every, most_other=64),
+        stages=replace(policy.stages, limit_attempts=8, segment_cost=0.0),
+        schedules=replace(policy.schedules, long_idle_share=0.0),
+        branches=replace(policy.branches, least_share=0.01, most_candidates=every),
+    )

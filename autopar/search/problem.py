@@ -1,4 +1,4 @@
-"""`Problem`: what a search strategy is given."""
+"""`Problem`: what a search strategy is given; `Progress`: what it says while it searches."""
 
 from __future__ import annotations
 
@@ -12,14 +12,30 @@ from autopar.ir import Graph
 from autopar.plan import Plan
 from autopar.schedule.without_flush import updates_apart
 from autopar.search.anytime import Anytime
+from autopar.search.clock import units_of
 from autopar.search.job import Job, Request, Solving
 from autopar.search.policy import SearchPolicy
-from autopar.search.progress import Progress
 from autopar.search.source import StageSource
 from autopar.search.store import Store
 from autopar.search.trail import Trail
-from autopar.search.work import units_of
 from autopar.solver.meter import Meter
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A better answer than all before it in the same search.
+
+    Args:
+        strategy: name of the search.
+        seconds: wall-clock seconds since the search began.
+        objective_s: predicted seconds of a step of the best answer so far.
+        steps: choices that were evaluated until then; 0 where a strategy does not count.
+    """
+
+    strategy: str
+    seconds: float
+    objective_s: float
+    steps: int = 0
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,8 @@ from autopar.search.baselines import data_parallel, fsdp_tp, megatron, replicate
 from autopar.search.manual import manual
 from autopar.search.outcome import Bounded
 from autopar.search.problem import Problem
-from autopar.search.research.beam import beam
-from autopar.search.research.evolutionary import evolutionary
-from autopar.search.research.exhaustive import exhaustive
-from autopar.search.research.gpipe import GPipeStrategy
-from autopar.search.research.mcmc import mcmc
-from autopar.search.research.pipedream import PipeDreamStrategy
-from autopar.search.research.random import random
-from autopar.search.research.reinforce import reinforce
+from autopar.search.research.methods import beam, evolutionary, exhaustive, mcmc, random, reinforce
+from autopar.search.research.slicings import GPipeStrategy, PipeDreamStrategy
 
 #: A search: what is to be planned -> the plan. Raises InfeasiblePlanError where nothing fits. It may say that no plan
 #: is faster than `Subproblem.cutoff_s`.

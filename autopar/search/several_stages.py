@@ -12,10 +12,10 @@ from autopar.errors import InfeasiblePlanError
 from autopar.plan import Plan
 from autopar.search.anytime import Converted
 from autopar.search.cache import PlanCache, cached, cached_with_branches, cached_with_stages
-from autopar.search.enumeration.search_space import is_large, stages_of_whole_nodes
-from autopar.search.first_pipeline import first_pipeline
 from autopar.search.notes import left_out
 from autopar.search.outcome import Bounded
+from autopar.search.pipeline.first_pipeline import first_pipeline
+from autopar.search.pipeline.search_space import is_large, stages_of_whole_nodes
 from autopar.search.problem import Problem
 from autopar.search.registry import Strategy
 from autopar.search.source import StepSource

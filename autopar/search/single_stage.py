@@ -15,8 +15,7 @@ from autopar.search.alpa import alpa
 from autopar.search.anytime import Converted
 from autopar.search.bound import Freedom, bounded
 from autopar.search.cache import PlanCache, cached
-from autopar.search.enumeration.whole_steps import counts_that_may_fit
-from autopar.search.looks import with_looks_only
+from autopar.search.mesh_bounds import with_looks_only
 from autopar.search.notes import meetings
 from autopar.search.one_stage import (
     StageForms,
@@ -27,6 +26,7 @@ from autopar.search.one_stage import (
     with_padding,
 )
 from autopar.search.outcome import Bounded
+from autopar.search.pipeline.whole_steps import counts_that_may_fit
 from autopar.search.problem import Problem
 from autopar.search.registry import Strategy, names_plan
 from autopar.search.source import FormedStep, StepSource

@@ -4,7 +4,7 @@ Every operator runs on some devices, split or repeated, but never less than once
 memory and start a kernel. Of those that they fuse into their readers it is sure only where the result is one of the
 step, is carried from trip to trip of a loop, is read by an operator that takes its operands from memory and depends on
 more than constants, or is read by several kernels of one pass that do not compute it again
-(`autopar.search.bounds.stored`). Where nothing is fused all are. Each parameter and each moment that an update returns
+(`autopar.search.stored_values`). Where nothing is fused all are. Each parameter and each moment that an update returns
 in another value is read once.
 """
 
@@ -32,9 +32,8 @@ from autopar.ir.loops import Scan
 from autopar.ir.phases import phase_of
 from autopar.ir.primitives import ALIASES, FACTORIZATIONS, is_fusible, is_generator, reads_fused
 from autopar.microbatch import batch_size
-from autopar.search.bounds.stored import floors, floors_of_inputs, passed_on, shared_results
-from autopar.search.bounds.values import StateReads, Values
 from autopar.search.intra.fusion import CONSTANT_BYTES
+from autopar.search.stored_values import StateReads, Values, floors, floors_of_inputs, passed_on, shared_results
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class _Around:
         block_scores: scores of one head from which attention may run in blocks; 0 where it does not.
         in_stages: whether operators may be on several stages.
         solid_inputs: inputs that are more than constants.
-        floor: of inputs, see `autopar.search.bounds.stored.floors`.
+        floor: of inputs, see `autopar.search.stored_values.floors`.
         is_step: whether results of the graph are those of the step.
         parts: devices times examples: no operator is split in more.
         written: of the body of a loop, results that each of its trips stores: those that the next trip takes, and

@@ -14,8 +14,8 @@ import msgspec
 from autopar.errors import ConstraintError, InfeasiblePlanError, MicrobatchError, ScheduleError
 from autopar.plan import Plan
 from autopar.plan.trail import BOUNDED, IMPOSSIBLE, LEFT_OUT, PLANNED, TOO_LARGE, TrailRow, ranges_of
+from autopar.search.clock import units_of
 from autopar.search.outcome import Bounded, Impossible, LeftOut, Outcome, Planned, TooLarge
-from autopar.search.work import units_of
 from autopar.solver.meter import Meter
 
 #: Rows of a table at most.

@@ -2,7 +2,7 @@
 
 Builders and solvers add to the meter of their problem. What several callers share through a store is added under the
 key of the store and counts once, whichever process computed it and however often. So the sum depends neither on the
-number of cores nor on what was stored before. A meter counts; `autopar.search.work` has the seconds.
+number of cores nor on what was stored before. A meter counts; `autopar.search.clock` has the seconds.
 """
 
 from __future__ import annotations

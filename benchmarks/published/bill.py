@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from autopar.cluster import Span
 from autopar.cost import PRODUCTS, Core, Matrices
 from autopar.search.intra.collectives import collectives
-from autopar.search.intra.draft import SiteDraft
 from autopar.search.intra.extract import copy_layouts, value_layouts
-from autopar.search.intra.sharding_problem import ShardingProblem
+from autopar.search.intra.sharding_problem import ShardingProblem, SiteDraft
 from autopar.search.intra.work import product_of
 from autopar.search.problem import Problem
 

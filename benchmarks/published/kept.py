@@ -23,7 +23,7 @@ from autopar.cluster import Cluster, Span
 from autopar.cost import Matrices
 from autopar.cost.constants import load_constants
 from autopar.errors import AutoparError
-from autopar.search.plain_data import environment_hash
+from autopar.search.problem_data import environment_hash
 from autopar.solver.kernel_cache import cache_root
 from benchmarks.published.bill import Bill, BilledMessage, Kernel
 from benchmarks.published.free import at_priors

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from autopar.search import Problem
 from autopar.search.compare import Budget, Comparison, compare_problem
-from autopar.search.files import load_problem
+from autopar.search.problem_data import load_problem
 from benchmarks.report import Report, Row, Say
 
 FOLDER = Path(__file__).resolve().parent / "problems"

@@ -14,7 +14,7 @@ from autopar import Cluster
 from autopar.cost import CostModel
 from autopar.frontend import SignatureOptions, flatten_call, trace
 from autopar.search import Job, Problem, strategy_named
-from autopar.search.files import save_problem
+from autopar.search.problem_data import save_problem
 from benchmarks.search import unet
 from examples import gpt, llama, moe, wide_resnet
 

@@ -13,7 +13,7 @@ import autopar
 from autopar import ConstraintError
 from autopar.ir import Layout
 from autopar.plan.arguments import path_matches
-from autopar.search.files import load_problem, save_problem
+from autopar.search.problem_data import load_problem, save_problem
 from benchmarks.fixed_plans import toy
 from tests.api.steps import CLUSTER
 from tests.end_to_end.compare import assert_trees_same

@@ -10,7 +10,7 @@ import pytest
 from autopar.errors import AutoparError
 from autopar.ir.fingerprint import fingerprint
 from autopar.search import strategy_named
-from autopar.search.files import load_problem, save_problem
+from autopar.search.problem_data import load_problem, save_problem
 from benchmarks.search import bench
 from examples import mlp
 from tests.search.problems import problem_of, toy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autopar.search.work import WEIGHTS
+from autopar.search.clock import WEIGHTS
 from autopar.solver.meter import Work
 from benchmarks.report import Row
 from benchmarks.work import fitted, per_unit_s, with_errors

@@ -10,7 +10,7 @@ import pytest
 import autopar
 from autopar.errors import AutoparError
 from autopar.search.compare import Budget, compare_problem
-from autopar.search.files import save_problem
+from autopar.search.problem_data import save_problem
 from examples import mlp
 from tests.cli.conftest import Run
 from tests.search.problems import problem_of, toy

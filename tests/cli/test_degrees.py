@@ -11,7 +11,7 @@ import pytest
 from autopar.cluster import Cluster
 from autopar.errors import InfeasiblePlanError
 from autopar.search import Manual
-from autopar.search.degrees import all_degrees, degrees_text, named_degrees
+from autopar.search.baselines import all_degrees, degrees_text, named_degrees
 from tests.cli.conftest import Run
 
 TARGET = "train.py:train_step"

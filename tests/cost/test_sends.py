@@ -9,9 +9,9 @@ import pytest
 
 from autopar.cluster import Cluster, Device, LinkSpec, NodeGroup
 from autopar.cost import send_s
-from autopar.search.composition.record import transfer_s
-from autopar.search.partition.submesh import Submesh
-from autopar.search.profiling.layer_costs import boundary_s
+from autopar.search.pipeline.partition import Submesh
+from autopar.search.pipeline.profiling import boundary_s
+from autopar.search.pipeline.record import transfer_s
 
 DEVICE = Device("toy", 10**9, 1e12, {"f32": 1e12})
 NVLINK = LinkSpec(300e9, 1e-6)

@@ -14,7 +14,7 @@ from autopar.cost import CostModel
 from autopar.plan import Plan
 from autopar.search import Problem, Request
 from autopar.search.policy import AttentionPolicy, SearchPolicy
-from autopar.search.techniques.attention_blocks import stage_block_scores
+from autopar.search.techniques import stage_block_scores
 from examples import gpt, llama
 from tests.end_to_end.compare import assert_same
 from tests.search.problems import toy

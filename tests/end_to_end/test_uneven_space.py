@@ -14,7 +14,7 @@ import autopar
 from autopar.frontend import Traced
 from autopar.ir import Graph
 from autopar.lower.padded import padded
-from autopar.search.techniques import padding
+from autopar.search import techniques
 from autopar.sharding.padding import candidates, classes
 from tests.end_to_end.test_space import crops
 from tests.end_to_end.test_uneven_sizes import drawn, run_padded
@@ -180,7 +180,7 @@ def predicted_s(step: Any, args: Any, *joined: bool) -> float:
 
     ways = joined
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(padding, "candidates", some)
+        patch.setattr(techniques, "candidates", some)
         run = autopar.parallelize(step, cluster=toy(8), num_stages=1, num_microbatches=1, remat="none")
         return run.plan(*args).step_time
 

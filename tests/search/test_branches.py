@@ -10,7 +10,7 @@ import pytest
 
 import autopar
 from autopar import AutoparError, InfeasiblePlanError
-from autopar.search import pipeline_trials
+from autopar.search.pipeline import trials
 from autopar.search.policy import SearchPolicy
 from tests.end_to_end.towers import Towers, drawn
 from tests.search.problems import f32, toy, with_policy
@@ -58,14 +58,14 @@ def test_more_microbatches_are_planned_where_workers_that_join_branches_may_gain
 
     Of each number but the first the placements of one cut are planned.
     """
-    planned_counts, plan_candidate = list[int](), pipeline_trials.plan_candidate
+    planned_counts, plan_candidate = list[int](), trials.plan_candidate
 
     def recorded(step, candidate, *args):
         if candidate.schedule is not None and candidate.schedule.name == "branches":
             planned_counts.append(candidate.count)
         return plan_candidate(step, candidate, *args)
 
-    monkeypatch.setattr(pipeline_trials, "plan_candidate", recorded)
+    monkeypatch.setattr(trials, "plan_candidate", recorded)
     planned(towers, toy(2), schedule="branches")
     assert sorted(set(planned_counts)) == counts
     assert all(planned_counts.count(count) <= 4 for count in counts[1:])

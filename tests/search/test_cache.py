@@ -34,14 +34,13 @@ from autopar.plan import Plan
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.schedule import get
 from autopar.search import Manual, Problem, Subproblem, alpa, strategy_named
-from autopar.search.cache import Cached, PlanCache, cached, cached_with_stages, key_of, plan_cache
-from autopar.search.cache.key import without_lines
+from autopar.search.cache import Cached, PlanCache, cached, cached_with_stages, key_of, plan_cache, without_lines
 from autopar.search.compare import Budget, Budgeted
 from autopar.search.constraints import Constraint, SharedStages
 from autopar.search.job import Job, Request, Solving
 from autopar.search.mesh_search import MeshSearch
-from autopar.search.plain_data import NotPlainError, environment_hash, plain_data
 from autopar.search.policy import SearchPolicy, WorkerPolicy
+from autopar.search.problem_data import NotPlainError, environment_hash, plain_data
 from autopar.sharding import register_rule, unregister_rule
 from examples import mlp
 from tests.report.plans import make_plan
@@ -238,7 +237,7 @@ def test_the_key_is_the_same_in_another_process(problem: Problem) -> None:
     program = (
         "from autopar.search import alpa\n"
         "from autopar.search.cache import key_of\n"
-        "from autopar.search.plain_data import environment_hash\n"
+        "from autopar.search.problem_data import environment_hash\n"
         "from tests.search.test_cache import f32, problem_of, step, toy\n"
         "problem = problem_of(step, (f32(32, 64), f32(16, 32)), toy())\n"
         "print(key_of(problem, alpa, environment_hash()))\n"
@@ -328,12 +327,17 @@ def test_a_cluster_on_ray_is_planned_for_as_any_other(problem: Problem) -> None:
 def test_a_changed_file_of_the_package_changes_the_surroundings(
     problem: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = tmp_path / "autopar" / "search" / "plain_data.py"
+    own = tmp_path / "autopar" / "search" / "problem_data.py"
     own.parent.mkdir(parents=True)
-    monkeypatch.setattr(importlib.import_module("autopar.search.plain_data"), "__file__", str(own))
+    monkeypatch.setattr(importlib.import_module("autopar.search.problem_data"), "__file__", str(own))
     assert environment_hash() is None and key_of(problem, alpa, environment_hash()) is None
     found = []
-    for name, text in (("search/plain_data.py", "a"), ("search/plain_data.py", "b"), ("solve.py", ""), ("x.py", "")):
+    for name, text in (
+        ("search/problem_data.py", "a"),
+        ("search/problem_data.py", "b"),
+        ("solve.py", ""),
+        ("x.py", ""),
+    ):
         (tmp_path / "autopar" / name).write_text(text)
         found.append(environment_hash())
     assert None not in found and len(set(found)) == len(found)
@@ -408,7 +412,7 @@ def test_what_unpacks_to_more_than_a_plan_is_no_plan(tmp_path: Path, monkeypatch
     text = gzip.decompress(path.read_bytes())
     path.write_bytes(gzip.compress(text + b" " * 2**16))
     assert cache.get(KEY) == make_plan().content
-    monkeypatch.setattr("autopar.search.cache.store._MOST_UNPACKED_BYTES", len(text) + 2**15)
+    monkeypatch.setattr("autopar.search.cache._MOST_UNPACKED_BYTES", len(text) + 2**15)
     assert cache.get(KEY) is None
 
 
@@ -454,7 +458,7 @@ def test_a_full_disk_is_no_error(problem: Problem, tmp_path: Path, monkeypatch: 
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "no space left on device")
 
-    monkeypatch.setattr(importlib.import_module("autopar.search.cache.store"), "write_whole", full)
+    monkeypatch.setattr(importlib.import_module("autopar.search.cache"), "write_whole", full)
     search, counting = counted(cache_in(tmp_path))
     assert search(problem) == search(problem) and counting.calls == 2
 
@@ -582,7 +586,7 @@ def _refuse(*_: object, **__: object) -> None:
 
 def _forbid_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever states a sharding problem or slices a step from now on fails."""
-    for module, name in (("mesh_search", "build"), ("pipeline_trials", "plan_candidate")):
+    for module, name in (("mesh_search", "build"), ("pipeline.trials", "plan_candidate")):
         monkeypatch.setattr(importlib.import_module(f"autopar.search.{module}"), name, _refuse)
 
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from autopar.errors import InfeasiblePlanError
 from autopar.plan import Plan, PlanContent
-from autopar.search.compilation import Planned, build_within
+from autopar.search.compiled_plans import Planned, build_within
 from autopar.search.policy import CompilationPolicy
 from tests.plan.plans import small_plan
 

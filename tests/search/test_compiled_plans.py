@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from autopar.errors import InfeasiblePlanError
 from autopar.plan import Plan
-from autopar.search.compilation import Planned
-from autopar.search.compiled_plans import PlanKind, fastest_compiled
+from autopar.search.compiled_plans import PlanKind, Planned, fastest_compiled
 from autopar.search.policy import CompilationPolicy
 from tests.plan.plans import small_plan
 

@@ -17,7 +17,7 @@ from autopar.errors import ScheduleError
 from autopar.plan.pipeline import ExecutionPrices
 from autopar.schedule import Buffer, Recv, Send, build, chain, get
 from autopar.schedule.rounds import permutes_of, rounds_of
-from autopar.search.executions import execution_prices, round_works
+from autopar.search.planner import execution_prices, round_works
 from autopar.search.policy import SchedulePolicy
 from autopar.simulate import equal_stages
 from examples import mlp

@@ -15,8 +15,7 @@ from autopar.api.options import ParallelOptions
 from autopar.cli import main
 from autopar.cluster import Cluster
 from autopar.errors import AutoparError
-from autopar.search.effort import EFFORTS, with_effort, without_estimates
-from autopar.search.policy import EffortPolicy, SearchPolicy
+from autopar.search.policy import EFFORTS, EffortPolicy, SearchPolicy, with_effort, without_estimates
 from examples import mlp
 from tests.search.problems import toy
 

@@ -10,8 +10,7 @@ import pytest
 from autopar.cluster import LogicalMesh
 from autopar.search.alpa import alpa
 from autopar.search.intra import ShardingProblem
-from autopar.search.limit_looks import LimitLooks, looks_within_limit
-from autopar.search.looks import all_looked_at
+from autopar.search.mesh_bounds import LimitLooks, all_looked_at, looks_within_limit
 from autopar.search.mesh_search import MeshSearch
 from autopar.search.problem import Problem
 from autopar.solver import Solution, Status

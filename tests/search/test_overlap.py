@@ -16,11 +16,10 @@ from autopar import Cluster
 from autopar.search import strategy_named
 from autopar.search.bound import work_bound_s
 from autopar.search.clock import Clock
-from autopar.search.intra.combine import Ends, combined
+from autopar.search.intra.collectives import Ends, combined
 from autopar.search.intra.overlap import RegionSchedule, TimedTask, Transfer, list_schedule
 from autopar.search.intra.slack import SlackWindow, with_slack
-from autopar.search.overlap_policy import OverlapPolicy
-from autopar.search.policy import SearchPolicy
+from autopar.search.policy import OverlapPolicy, SearchPolicy
 from autopar.search.restrict import restricted_plan, solve_restricted
 from autopar.solver import ChoiceProblem, Edge, Node
 from benchmarks.drawn import draw, plan_of

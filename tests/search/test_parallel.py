@@ -18,10 +18,9 @@ import autopar
 from autopar import InfeasiblePlanError
 from autopar.cost import CostModel
 from autopar.search import alpa
-from autopar.search.parallel import SERIAL, Future, Process, WorkerPool, start_worker
-from autopar.search.parallel.process import NoAnswerError
-from autopar.search.pipelines import may_run_in_worker
+from autopar.search.pipeline.search import may_run_in_worker
 from autopar.search.policy import SearchPolicy, WorkerPolicy
+from autopar.search.worker_pool import SERIAL, Future, NoAnswerError, Process, WorkerPool, start_worker
 from autopar.sharding import register_rule, unregister_rule
 from autopar.solver.meter import Meter
 from examples import mlp
@@ -196,7 +195,7 @@ def test_what_is_printed_there_is_no_answer(pool: WorkerPool) -> None:
 def test_it_ends_with_the_process_that_began_it() -> None:
     script = (
         "import math, time\n"
-        "from autopar.search.parallel import Process\n"
+        "from autopar.search.worker_pool import Process\n"
         "p = Process.start()\n"
         "assert p.call(math.sqrt, (4.0,))[0] == 2.0\n"
         "print(p.child.pid, flush=True)\n"

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import autopar
-from autopar.search.enumeration.candidates import schedule_of
-from autopar.search.research.pipedream import LayerProfile, microbatches_an_update, slowest_least
+from autopar.search.pipeline.candidates import schedule_of
+from autopar.search.research.slicings import LayerProfile, microbatches_an_update, slowest_least
 from examples import mlp
 from tests.search.problems import problem_of, toy
 

@@ -12,7 +12,7 @@ import pytest
 import autopar
 from autopar.cluster import Cluster, Device, LinkSpec, NodeGroup
 from autopar.errors import InfeasiblePlanError
-from autopar.search.enumeration.reach import least_by_stages
+from autopar.search.decision import least_by_stages
 from examples import mlp
 from tests.search.problems import problem_of
 

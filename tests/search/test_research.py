@@ -14,13 +14,9 @@ import autopar
 from autopar.errors import InfeasiblePlanError
 from autopar.search import strategy_named
 from autopar.search.research import MethodRun, Space, Walk
-from autopar.search.research.beam import operator_order
-from autopar.search.research.beam import search as beam_search
-from autopar.search.research.evolutionary import evolve
-from autopar.search.research.mcmc import walk
-from autopar.search.research.pipedream import LayerProfile, slowest_least
-from autopar.search.research.random import draw
-from autopar.search.research.reinforce import climb
+from autopar.search.research.methods import climb, draw, evolve, operator_order, walk
+from autopar.search.research.methods import search as beam_search
+from autopar.search.research.slicings import LayerProfile, slowest_least
 from autopar.solver import (
     ChoiceProblem,
     Edge,

@@ -17,8 +17,8 @@ from autopar.search import Job, alpa
 from autopar.search.cache import PlanCache, cached
 from autopar.search.mesh_search import MeshSearch
 from autopar.search.outcome import Bounded
+from autopar.search.pipeline.isomorphic_stages import StagePlanner
 from autopar.search.problem_data import PlannedBy, key_of_plan, room_of
-from autopar.search.stage_planning.shared import StagePlanner
 from autopar.search.store import Key, Room, Store
 from autopar.solver.meter import Meter, Work
 from autopar.solver.solution import Solution, Status

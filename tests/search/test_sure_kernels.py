@@ -16,8 +16,7 @@ from autopar.frontend import SignatureOptions, flatten_call, trace
 from autopar.plan import StepForm
 from autopar.recompute import LEVELS
 from autopar.search import Job, Problem
-from autopar.search.bounds.pipelines import BoundedStep, least_of_all_s
-from autopar.search.bounds.workers import Workers
+from autopar.search.bound import BoundedStep, Workers, least_of_all_s
 from autopar.search.intra import build
 from autopar.search.sure_work import sure_works
 from autopar.stages import cluster as clustered

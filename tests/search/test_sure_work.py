@@ -15,8 +15,7 @@ import autopar
 from autopar.cluster import Cluster, Curve, Device, LinkSpec, NodeGroup
 from autopar.cost import CostModel, LeastWork, Matrices, ProductDims
 from autopar.cost.compute import least_roofline_s, roofline_s
-from autopar.search.bound import Freedom, work_bound_s
-from autopar.search.bounds.pipelines import with_sends_s
+from autopar.search.bound import Freedom, with_sends_s, work_bound_s
 from autopar.search.sure_work import sure_works
 from tests.search.problems import f32, graph_of, toy
 

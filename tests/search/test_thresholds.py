@@ -18,8 +18,7 @@ from autopar.lower.aot import parse_target
 from autopar.lower.program import lower_on
 from autopar.plan import CombinedBytes, StepForm
 from autopar.search import strategy_named
-from autopar.search.overlap_policy import OverlapPolicy
-from autopar.search.policy import EffortPolicy
+from autopar.search.policy import EffortPolicy, OverlapPolicy
 from benchmarks.fixed_plans import perceptron
 from tests.search.problems import problem_of
 

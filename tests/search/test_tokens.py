@@ -8,7 +8,7 @@ import pytest
 
 from autopar.errors import InfeasiblePlanError
 from autopar.ir import Layout
-from autopar.search.tokens import SharedTokens, check_tokens, token_dims
+from autopar.search.batch_dims import SharedTokens, check_tokens, token_dims
 from examples import gpt, llama, mlp, moe, wide_resnet
 from tests.search.problems import f32, graph_of, i32
 

@@ -36,7 +36,7 @@ QUICK = ("one stage, mlp", "one stage, limit", "one stage, tiny, recomputed wher
 DRAWN = (1, 2, 3, 4, 5, 7, 8, 10, 14, 15)
 
 planner = sys.modules[Planner.__module__]
-parallel = sys.modules["autopar.search.parallel.process"]
+parallel = sys.modules["autopar.search.worker_pool"]
 problem_data = sys.modules["autopar.search.problem_data"]
 
 

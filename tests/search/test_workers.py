@@ -9,9 +9,8 @@ import pytest
 
 from autopar.cluster import Cluster, Device, LinkSpec, NodeGroup
 from autopar.cost import CostModel
-from autopar.search.bound import Freedom, work_bound_s
-from autopar.search.bounds.workers import workers_of
-from autopar.search.partition.submesh import submeshes
+from autopar.search.bound import Freedom, work_bound_s, workers_of
+from autopar.search.pipeline.partition import submeshes
 from tests.search.problems import graph_of
 from tests.search.test_sure_work import train_step
 

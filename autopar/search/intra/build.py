@@ -22,14 +22,12 @@ import numpy as np
 from autopar.cluster import LogicalMesh
 from autopar.ir.primitives import wire_of
 from autopar.ir.readers import read_by_products
-from autopar.search.intra.builder import Builder
+from autopar.search.intra.builder import Builder, tables_of
 from autopar.search.intra.connect import add_input, add_outputs, connect
-from autopar.search.intra.draft import Array
+from autopar.search.intra.fusion import has_backward
 from autopar.search.intra.host import add_host_seconds, offloading
 from autopar.search.intra.memory import usages
-from autopar.search.intra.sharding_problem import ShardingProblem
-from autopar.search.intra.tables import tables_of
-from autopar.search.intra.update import has_backward
+from autopar.search.intra.sharding_problem import Array, ShardingProblem
 from autopar.search.intra.walk import GraphWalk
 from autopar.search.problem import Problem
 from autopar.solver import ChoiceProblem, Edge, Node

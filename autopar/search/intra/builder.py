@@ -1,21 +1,121 @@
-"""`Builder`: nodes, edges, values and their uses, as a walk of the graph adds them."""
+"""`Builder`: nodes, edges, values and their uses, as a walk of the graph adds them.
+
+`MeshTables` are shared by all statements of sharding problems on a mesh: layouts, paths between them, strategies of
+operators and their seconds depend on types, the mesh and prices alone, so that layers, stages, numbers of microbatches
+and levels of recomputation ask for the same ones again and again. Constraints of the user leave out layouts of inputs
+and strategies of operators.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from autopar.cluster import LogicalMesh
-from autopar.cost import CostModel
-from autopar.ir import Layout, TensorType
+from autopar.cost import CostModel, KernelWork
+from autopar.ir import Layout, Operator, TensorType
 from autopar.ir.types import has_zero
-from autopar.search.intra.draft import Array, CopyDraft, NodeDraft, RegionSite, SiteDraft, UsageDraft, Use, ValueDraft
-from autopar.search.intra.host import NOTHING, Offloading
-from autopar.search.intra.labels import layout_label, stack_label
-from autopar.search.intra.tables import MeshTables
+from autopar.search.constraints import Constraint, keeps, shards_of
+from autopar.search.intra.host import IN_HOST_MEMORY, NOTHING, Offloading
+from autopar.search.intra.layouts import LayoutTable
+from autopar.search.intra.operators import OperatorOptions, OperatorTable
+from autopar.search.intra.sharding_problem import (
+    Array,
+    CopyDraft,
+    NodeDraft,
+    RegionSite,
+    SiteDraft,
+    UsageDraft,
+    Use,
+    ValueDraft,
+)
+from autopar.search.problem import Problem
+from autopar.sharding import Strategy
+
+
+def layout_label(layouts: Sequence[Layout], k: int) -> str:
+    """The k-th of ``layouts``: ``[x,.]``."""
+    return str(layouts[k])
+
+
+def stack_label(layouts: Sequence[Layout], on_devices: int, k: int) -> str:
+    """The k-th of ``layouts``; those from ``on_devices`` on are of a stack in host memory."""
+    return f"{layouts[k]}{IN_HOST_MEMORY if k >= on_devices else ''}"
+
+
+def strategy_label(strategies: Sequence[Strategy], k: int) -> str:
+    """Layouts of the k-th of ``strategies``: ``[x,.],[.,.] -> [x,.]``."""
+    strategy = strategies[k]
+    return f"{','.join(map(str, strategy.operand_layouts))} -> {','.join(map(str, strategy.result_layouts))}"
+
+
+def input_label(pairs: Sequence[tuple[Layout, Layout]], on_devices: int, k: int) -> str:
+    """Layouts of the k-th of ``pairs``, as stored and as gathered; those from ``on_devices`` on lie in host memory."""
+    stored, read = pairs[k]
+    where = IN_HOST_MEMORY if k >= on_devices else ""
+    return (f"{stored}" if stored == read else f"{stored}, gathered to {read}") + where
+
+
+@dataclass(eq=False)
+class MeshTables:
+    """Tables of one mesh and cost model.
+
+    Args:
+        layouts: of values.
+        operators: strategies of operators.
+        busy: busy seconds of operators by strategy, with the strategies, whose identity is part of the key.
+    """
+
+    layouts: LayoutTable
+    operators: OperatorTable
+    busy: dict[tuple[KernelWork, int], tuple[tuple[Strategy, ...], Array]] = field(default_factory=dict)
+
+    @property
+    def entries(self) -> int:
+        """Numbers in its arrays."""
+        return self.layouts.entries
+
+
+def tables_of(problem: Problem, mesh: LogicalMesh) -> MeshTables:
+    """The tables of a mesh under the prices of a problem, which all problems of one search share."""
+    cost: CostModel = problem.cost_model
+    key = problem.store.key("tables", None, mesh, cost)
+    return problem.store.once(key, lambda: MeshTables(LayoutTable(mesh, cost), OperatorTable(mesh)))
+
+
+def constrained(
+    constraints: Mapping[str, Constraint], name: str, layouts: tuple[Layout, ...], mesh: LogicalMesh
+) -> tuple[Layout, ...]:
+    """The ``layouts`` of an input that keep the constraint on it; none where it cannot hold on ``mesh``.
+
+    Args:
+        constraints: by the name of the input.
+        name: of the input.
+        layouts: that the input may have.
+        mesh: where.
+    """
+    constraint = constraints.get(name)
+    if constraint is None:
+        return layouts
+    return tuple(k for k in layouts if constraint.holds(k, mesh.sizes))
+
+
+def asked(op: Operator, options: OperatorOptions, mesh: LogicalMesh) -> tuple[OperatorOptions, str]:
+    """Strategies of ``op`` under the layout that the user's code asks for, and a line on whether it is kept.
+
+    Where nothing is said the line is empty; where ``mesh`` cannot say it ``options`` are as they were.
+    """
+    wanted = shards_of(op)
+    if wanted is None:
+        return options, ""
+    kept = tuple(s for s in options.strategies if keeps(wanted, s.result_layouts[0], mesh.sizes))
+    shards = ", ".join("any" if n < 0 else str(n) for n in wanted)
+    said = "kept" if kept else f"not kept: the mesh {mesh} cannot say it"
+    note = f"{op.primitive} to {shards} shards by dim ({op.source or op.id}): {said}"
+    return (options.only(kept) if kept else options), note
 
 
 class Builder:

@@ -16,11 +16,9 @@ from autopar.cluster import LogicalMesh
 from autopar.cost import PRODUCTS, CostModel, collective_matmul_s, matrices_of
 from autopar.ir import Layout, item_bytes
 from autopar.ir.state_flow import StateFlow
-from autopar.search.intra.collectives import MatmulBlock, PricedCollective
-from autopar.search.intra.combine import Thresholds
-from autopar.search.intra.draft import SiteDraft, ValueDraft
+from autopar.search.intra.collectives import MatmulBlock, PricedCollective, Thresholds
 from autopar.search.intra.overlap import producers_of, timed
-from autopar.search.intra.sharding_problem import ShardingProblem
+from autopar.search.intra.sharding_problem import ShardingProblem, SiteDraft, ValueDraft
 from autopar.search.problem import Problem
 from autopar.search.resharding import path_tables
 from autopar.sharding.collective_matmul import OPERANDS, CollectiveMatmul, Travels, gathered_matmul, scattered_matmul

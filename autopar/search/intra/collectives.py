@@ -1,14 +1,21 @@
-"""The collectives that a choice needs, value by value."""
+"""The collectives that a choice needs, value by value, and which of them a compiler sends as one.
+
+XLA joins all-gathers, all-reduces and reduce-scatters of a computation that do not depend on each other, in the order
+of the program, until their bytes reach a threshold (another one for all-gathers): that of the stack, or of the plan.
+Joined are those of a kind and of the same groups of devices. What is joined begins when the last of its values is
+there, and ends for all who take them.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from autopar.cost.constants import Stack
 from autopar.ir import Layout
-from autopar.search.intra.draft import Use
 from autopar.search.intra.edges import edges, there_already
-from autopar.search.intra.sharding_problem import ShardingProblem
+from autopar.search.intra.sharding_problem import ShardingProblem, Use
 from autopar.search.problem import Problem
 from autopar.search.resharding import path_tables
 from autopar.sharding.routes import Routes
@@ -111,3 +118,145 @@ def _edges(problem: Problem, sharding_problem: ShardingProblem, choice: Sequence
             use = Use(s.node, (), s.weight, s.time, s.id, s.phase, heavy=True)
             axes = "+".join(e.axes)
             yield PricedCollective("collective-permute", value, e.bytes, axes, use, s.weight, s.weight * e.seconds)
+
+
+#: Kinds of collectives that compilers send as one.
+JOINED = frozenset({"all-gather", "all-reduce", "reduce-scatter"})
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """Bytes up to which a compiler sends collectives as one; 0 sends each alone.
+
+    Args:
+        combine_bytes: of all-reduces and reduce-scatters.
+        gather_bytes: of all-gathers.
+    """
+
+    combine_bytes: float
+    gather_bytes: float
+
+    @staticmethod
+    def of(stack: Stack) -> Thresholds:
+        """Thresholds of a training program, unless a plan sets others."""
+        return Thresholds(stack.combine_bytes, stack.gather_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Maker and reader of a collective's value, as places in the order of the program.
+
+    Args:
+        producer: place of the task that makes it; -1 for what is there at the start.
+        consumer: place of the task that takes it.
+    """
+
+    producer: int
+    consumer: int
+
+
+@dataclass
+class _Group:
+    """Collectives that are sent as one.
+
+    Args:
+        members: their numbers.
+        bytes: of all of them.
+        before: tasks that one of their values is made by or of, as bits by place.
+        takers: tasks that take one, as bits by place.
+    """
+
+    members: list[int] = field(default_factory=list)
+    bytes: float = 0.0
+    before: int = 0
+    takers: int = 0
+
+    def takes(self, c: PricedCollective, before: int, taker: int, limit: float) -> bool:
+        """Whether ``c`` may be one of them: nothing that takes one of the values is needed to make another."""
+        return self.bytes + c.bytes <= limit and not (self.before | before) & (self.takers | taker)
+
+    def add(self, number: int, c: PricedCollective, before: int, taker: int) -> None:
+        """Adds a collective."""
+        self.before |= before
+        self.takers |= taker
+        self.members.append(number)
+        self.bytes += c.bytes
+
+
+def combined(
+    thresholds: Thresholds, sent: Sequence[PricedCollective], ends: Mapping[int, Ends], needs: Sequence[Sequence[int]]
+) -> tuple[tuple[int, ...], ...]:
+    """Groups of two or more collectives of one region that are sent as one, by their numbers.
+
+    Args:
+        thresholds: up to how many bytes.
+        sent: all collectives.
+        ends: by number of those of the region where their values are made and taken. Those from one task to another
+            are made of each other, in their order, so that no two of them are sent as one.
+        needs: by place of a task those of the tasks before it whose results it takes.
+    """
+    joinable = [n for n in ends if sent[n].kind in JOINED]
+    if len({_key(sent[n]) for n in joinable}) == len(joinable):
+        return ()
+    before = _before(needs)
+    open_groups: dict[tuple[str, str, float], _Group] = {}
+    groups: list[_Group] = []
+    for n in sorted(joinable, key=lambda n: (ends[n].producer, n)):
+        c, taker = sent[n], 1 << ends[n].consumer
+        made_of = before[ends[n].producer] if ends[n].producer >= 0 else 0
+        limit = thresholds.gather_bytes if c.kind == "all-gather" else thresholds.combine_bytes
+        group = open_groups.get(_key(c))
+        chained = group is not None and any(ends[m] == ends[n] for m in group.members)
+        if group is None or chained or not group.takes(c, made_of, taker, limit):
+            group = open_groups[_key(c)] = _Group()
+            groups.append(group)
+        group.add(n, c, made_of, taker)
+    several = [tuple(g.members) for g in groups if len(g.members) > 1]
+    while several and (blocked := _blocked(several, ends, needs)):
+        several.remove(blocked)
+    return tuple(several)
+
+
+def _key(c: PricedCollective) -> tuple[str, str, float]:
+    return c.kind, c.axis, c.weight
+
+
+def _before(needs: Sequence[Sequence[int]]) -> list[int]:
+    """Tasks that each task needs, directly or not, and itself, as bits."""
+    before: list[int] = []
+    for place, direct in enumerate(needs):
+        bits = 1 << place
+        for need in direct:
+            bits |= before[need]
+        before.append(bits)
+    return before
+
+
+def _blocked(
+    groups: Sequence[tuple[int, ...]], ends: Mapping[int, Ends], needs: Sequence[Sequence[int]]
+) -> tuple[int, ...]:
+    """The last of the groups that can never start, since each needs what another brings; () if all can."""
+    arriving: dict[int, list[int]] = defaultdict(list)
+    chains: dict[Ends, list[tuple[int, int]]] = defaultdict(list)
+    for g, group in enumerate(groups):
+        for n in group:
+            arriving[ends[n].consumer].append(g)
+            chains[ends[n]].append((n, g))
+    made_of = [{g for n in group for m, g in chains[ends[n]] if m < n} for group in groups]
+    makers = [{ends[n].producer for n in group} - {-1} for group in groups]
+    done: set[int] = set()
+    sent: set[int] = set()
+    pending = list(range(len(needs)))
+    while True:
+        rest = []
+        for place in pending:
+            if sent.issuperset(arriving[place]) and done.issuperset(needs[place]):
+                done.add(place)
+            else:
+                rest.append(place)
+        ready = (g for g in range(len(groups)) if g not in sent and sent.issuperset(made_of[g]))
+        started = {g for g in ready if done.issuperset(makers[g])}
+        if len(rest) == len(pending) and not started:
+            return next((groups[g] for g in reversed(range(len(groups))) if g not in sent), ())
+        pending = rest
+        sent |= started

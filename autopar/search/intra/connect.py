@@ -11,11 +11,9 @@ from numpy.typing import NDArray
 
 from autopar.ir import Graph, Input, Layout, Literal
 from autopar.search.constraints import Constraint
-from autopar.search.intra.builder import Builder
-from autopar.search.intra.constrained import constrained
-from autopar.search.intra.draft import CopyDraft, Use, ValueDraft
-from autopar.search.intra.labels import input_label, layout_label
+from autopar.search.intra.builder import Builder, constrained, input_label, layout_label
 from autopar.search.intra.layouts import Pairs
+from autopar.search.intra.sharding_problem import CopyDraft, Use, ValueDraft
 
 #: A use, and the choices of its node that count; None for all.
 First = tuple[Use, NDArray[np.bool_] | None]

@@ -17,7 +17,7 @@ from autopar.cost import CostModel
 from autopar.ir import Layout, Literal, Operator, TensorType
 from autopar.search.intra.attention import dealt, skips_masked
 from autopar.search.intra.builder import Builder
-from autopar.search.intra.draft import SiteDraft
+from autopar.search.intra.sharding_problem import SiteDraft
 from autopar.sharding import Strategy
 from autopar.sharding.halo import HaloExchange, messages
 

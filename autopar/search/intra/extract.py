@@ -16,16 +16,13 @@ from autopar.ir.loops import Scan
 from autopar.plan import Choice, CollectiveKind, Communication, Copy, Memory, OperatorRecord
 from autopar.search.intra.attention import skips_masked
 from autopar.search.intra.collective_matmul import timed_collectives
-from autopar.search.intra.collectives import PricedCollective, collectives
-from autopar.search.intra.combine import Thresholds
-from autopar.search.intra.draft import UsageDraft, Use, ValueDraft
+from autopar.search.intra.collectives import PricedCollective, Thresholds, collectives
 from autopar.search.intra.host import down_s, hosted, moves_s
 from autopar.search.intra.memory import BESIDES, is_in_flight
-from autopar.search.intra.program import Answer, program_costs
-from autopar.search.intra.sharding_problem import ShardingProblem
+from autopar.search.intra.program import Answer, Works, ends_of, program_costs
+from autopar.search.intra.sharding_problem import ShardingProblem, UsageDraft, Use, ValueDraft
 from autopar.search.intra.slices import slices_ahead
 from autopar.search.intra.stage_loops import StageLoops, carried
-from autopar.search.intra.works import Works, ends_of
 from autopar.search.problem import Problem
 from autopar.search.resharding import path_tables
 from autopar.sharding.collective_matmul import Travels

@@ -29,8 +29,8 @@ from autopar.ir.loops import Scan
 from autopar.ir.phases import is_stage_loop, phase_of
 from autopar.ir.primitives import ALIASES
 from autopar.plan.text import bytes_text
-from autopar.search.intra.draft import Array, NodeDraft, UsageDraft, Use, ValueDraft
 from autopar.search.intra.host_update import ON_DEVICES, HostUpdate, host_update
+from autopar.search.intra.sharding_problem import Array, NodeDraft, UsageDraft, Use, ValueDraft
 from autopar.search.problem import Problem
 from autopar.solver import ChoiceProblem
 from autopar.solver.memory import least_memory

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from autopar.cluster import LogicalMesh
 from autopar.cost import CostModel
 from autopar.ir import Layout, TensorType
-from autopar.search.intra.draft import Array
+from autopar.search.intra.sharding_problem import Array
 from autopar.search.resharding import path_tables
 from autopar.sharding import Factor, Rule, strategies
 

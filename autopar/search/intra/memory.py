@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.ir import Graph, Layout, TensorType
-from autopar.search.intra.draft import Array, CopyDraft, UsageDraft, Use, ValueDraft
 from autopar.search.intra.host import HOST, host_usage, on_device
 from autopar.search.intra.layouts import LayoutTable
+from autopar.search.intra.sharding_problem import Array, CopyDraft, UsageDraft, Use, ValueDraft
 from autopar.search.intra.stage_loops import StageLoops, carried
 from autopar.search.problem import Problem
 

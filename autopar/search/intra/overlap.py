@@ -3,8 +3,8 @@
 Resources are the cores, which run one operator at a time, and each class of links (inside a node, between nodes), which
 carry one collective at a time. Each takes what is ready first in the order of the program: an operator is ready when
 its operands and their collectives are there, a collective when its value is. What runs inside of a loop is scheduled
-by itself: an iteration begins when the one before it has ended. What the compiler joins (`combine`) starts when the
-values of all are there, and takes what one collective of all their bytes takes.
+by itself: an iteration begins when the one before it has ended. Collectives that the compiler joins (`combined`) start
+when the values of all are there, and take what one collective of all their bytes takes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 from autopar.cluster import LogicalMesh
 from autopar.cost import CostModel
 from autopar.ir import Operator
-from autopar.search.intra.collectives import MatmulBlock, PricedCollective
-from autopar.search.intra.combine import Ends, Thresholds, combined
+from autopar.search.intra.collectives import Ends, MatmulBlock, PricedCollective, Thresholds, combined
 from autopar.search.intra.sharding_problem import ShardingProblem
 
 

@@ -30,7 +30,7 @@ from autopar.ir.phases import is_stage_loop, phase_of
 from autopar.ir.primitives import DENSE_CONTRACTIONS, is_fusible, reads_fused
 from autopar.ir.readers import converging
 from autopar.search.intra.builder import Builder, is_summable
-from autopar.search.intra.draft import RegionSite, Use
+from autopar.search.intra.sharding_problem import RegionSite, Use
 from autopar.search.intra.slices import add_slices_on_the_way
 from autopar.search.intra.stage_loops import state_replaced
 

@@ -19,7 +19,7 @@ from autopar.ir import Graph, Operator
 from autopar.ir.independent import separate_parts
 from autopar.ir.loops import Scan
 from autopar.search.intra.builder import Builder
-from autopar.search.intra.draft import UsageDraft, ValueDraft
+from autopar.search.intra.sharding_problem import UsageDraft, ValueDraft
 
 
 def trips_ahead(mesh: LogicalMesh) -> int:

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from autopar.search.intra.collective_matmul import timed_collectives
-from autopar.search.intra.collectives import PricedCollective, collectives
-from autopar.search.intra.combine import JOINED, Thresholds
+from autopar.search.intra.collectives import JOINED, PricedCollective, Thresholds, collectives
 from autopar.search.intra.extract import Sharding, copy_layouts, extract, value_layouts
 from autopar.search.intra.sharding_problem import ShardingProblem
 from autopar.search.problem import Problem

@@ -21,16 +21,13 @@ from autopar.ir.primitives import (
     wire_of,
 )
 from autopar.search.intra.attention import workspaces
-from autopar.search.intra.builder import Builder
-from autopar.search.intra.constrained import asked
-from autopar.search.intra.draft import Array, SiteDraft, UsageDraft, Use, ValueDraft
+from autopar.search.intra.builder import Builder, asked, strategy_label
 from autopar.search.intra.edges import SharedEdges
-from autopar.search.intra.fusion import JoinedKernels, growth_of, is_constant, is_recomputed
+from autopar.search.intra.fusion import JoinedKernels, UpdateStreams, growth_of, is_constant, is_recomputed
 from autopar.search.intra.host_update import written_s
-from autopar.search.intra.labels import strategy_label
 from autopar.search.intra.operators import OperatorOptions
 from autopar.search.intra.regions import REGIONS, RegionFacts, region_facts
-from autopar.search.intra.update import UpdateStreams
+from autopar.search.intra.sharding_problem import Array, SiteDraft, UsageDraft, Use, ValueDraft
 from autopar.search.intra.work import (
     Chains,
     busy_seconds,
@@ -76,7 +73,7 @@ class GraphWalk:
 
     Args:
         builder: where nodes, values and uses go.
-        updates: whether what is of no pass updates parameters (`autopar.search.intra.update.has_backward`).
+        updates: whether what is of no pass updates parameters (`autopar.search.intra.fusion.has_backward`).
     """
 
     def __init__(self, builder: Builder, updates: bool) -> None:

@@ -23,8 +23,8 @@ from autopar.cost import (
 from autopar.ir import Graph, Literal, Operator, TensorType, item_bytes
 from autopar.ir.primitives import TRANSCENDENTAL, is_fusible
 from autopar.search.intra.attention import attention_s
-from autopar.search.intra.draft import ValueDraft
 from autopar.search.intra.operators import OperatorOptions
+from autopar.search.intra.sharding_problem import ValueDraft
 from autopar.sharding import Strategy
 
 

@@ -18,8 +18,8 @@ from autopar.search.intra import build
 from autopar.search.intra.memory import IN_FLIGHT
 from autopar.search.mesh_search import MeshSearch
 from autopar.search.outcome import Bounded
+from autopar.search.pipeline.isomorphic_stages import StagePlanner, renamed_content
 from autopar.search.problem_data import key_without_room
-from autopar.search.stage_planning.shared import StagePlanner, renamed_content
 from autopar.search.store import Store
 from autopar.stages.isomorphic import KindTable
 from autopar.stages.layers import find_repeats

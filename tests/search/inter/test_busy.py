@@ -8,9 +8,9 @@ import pytest
 from autopar.cost import CostModel
 from autopar.plan import PlanContent
 from autopar.search import alpa
-from autopar.search.cuttable import CuttableStep
-from autopar.search.pipelines import pipeline
-from autopar.search.stage_planning.candidate import closed_by_busy, keep_busy, least_busy_s, plan_candidate
+from autopar.search.pipeline.candidates import CuttableStep
+from autopar.search.pipeline.plan_candidate import closed_by_busy, keep_busy, least_busy_s, plan_candidate
+from autopar.search.pipeline.search import pipeline
 from autopar.search.store import Key, Store
 from tests.search.inter.test_tiny_steps import problem, slicings
 from tests.search.problems import f32, toy

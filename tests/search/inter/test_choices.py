@@ -19,8 +19,8 @@ from autopar.lower.pipeline.source import TracedStages
 from autopar.lower.retrace import step_of
 from autopar.search import Problem
 from autopar.search.alpa import alpa
-from autopar.search.partition.submesh import worthwhile
-from autopar.search.pipelines import pipeline
+from autopar.search.pipeline.partition import worthwhile
+from autopar.search.pipeline.search import pipeline
 from autopar.search.several_stages import SeveralStages
 from examples import mlp
 from tests.end_to_end.clusters import MIDDLE

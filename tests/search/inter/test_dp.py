@@ -8,8 +8,8 @@ import itertools
 import numpy as np
 import pytest
 
-from autopar.search.partition.dp import Slice, StageCosts, can_be_sliced, objective, slice_layers
-from autopar.search.partition.slicings import first_of
+from autopar.search.pipeline.candidates import first_of
+from autopar.search.pipeline.partition import Slice, StageCosts, can_be_sliced, objective, slice_layers
 
 
 def random_costs(rng, layers, sizes, sparse):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import autopar
 from autopar.cluster import Cluster, Device, LinkSpec, NodeGroup
-from autopar.search.partition.even import even_ends
+from autopar.search.pipeline.partition import even_ends
 from examples import gpt, mlp
 
 

@@ -16,12 +16,12 @@ from autopar.lower.pipeline.source import TracedStages
 from autopar.lower.retrace import step_of
 from autopar.schedule import get
 from autopar.search import Job, Problem
-from autopar.search.enumeration.search_space import microbatches_and_stages
-from autopar.search.partition.slicings import layers_of
-from autopar.search.partition.submesh import Submesh
+from autopar.search.pipeline import profiling
+from autopar.search.pipeline.candidates import layers_of
+from autopar.search.pipeline.partition import Submesh
+from autopar.search.pipeline.profiling import LayerProfiler
+from autopar.search.pipeline.search_space import microbatches_and_stages
 from autopar.search.policy import SearchPolicy, SizePolicy
-from autopar.search.profiling import sharding
-from autopar.search.profiling.profiler import LayerProfiler
 from examples import mlp
 
 SIZES: dict[str, Any] = {"layers": 8, "hidden": 256, "batch": 64}
@@ -63,8 +63,8 @@ def test_a_step_of_many_operators_is_sliced_in_the_microbatches_that_are_expecte
 
 def test_what_is_the_same_in_two_divisions_is_priced_once(monkeypatch: pytest.MonkeyPatch):
     made, priced = problem(), []
-    plain = sharding._without_limit
-    monkeypatch.setattr(sharding, "_without_limit", lambda p, mesh: priced.append(mesh) or plain(p, mesh))
+    plain = profiling._without_limit
+    monkeypatch.setattr(profiling, "_without_limit", lambda p, mesh: priced.append(mesh) or plain(p, mesh))
     costs = prices(made, 2).on(Submesh(0, 4))[0]
     once = len(priced)
     again = prices(made, 2).on(Submesh(0, 4))[0]

@@ -6,8 +6,8 @@ import pytest
 
 import autopar
 from autopar.search.anytime import Incumbent
+from autopar.search.pipeline.sketches import Sketches
 from autopar.search.policy import SearchPolicy, SizePolicy
-from autopar.search.sketches import Sketches
 from examples import mlp
 from tests.search.problems import toy, with_policy
 

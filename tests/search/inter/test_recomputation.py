@@ -10,8 +10,8 @@ from autopar import InfeasiblePlanError
 from autopar.cluster import Cluster, Device, LinkSpec, NodeGroup
 from autopar.plan import Considered
 from autopar.search.alpa import alpa
+from autopar.search.pipeline.stage import limit_is_negligible
 from autopar.search.policy import EffortPolicy
-from autopar.search.stage_planning.stage import limit_is_negligible
 from examples import mlp
 from tests.search.problems import problem_of, problem_with
 

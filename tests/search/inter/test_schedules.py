@@ -13,7 +13,7 @@ from autopar.frontend import SignatureOptions, flatten_call, trace
 from autopar.lower.pipeline.build import lower_pipeline
 from autopar.lower.split_layers import split_layers
 from autopar.schedule import Work, get
-from autopar.search.composition.schedules import idle_share
+from autopar.search.pipeline.schedules import idle_share
 from examples import gpt, mlp
 
 

@@ -16,7 +16,8 @@ from autopar.lower.retrace import step_of
 from autopar.lower.split_layers import split_layers
 from autopar.schedule import get
 from autopar.search import Problem
-from autopar.search.enumeration.search_space import (
+from autopar.search.job import Job
+from autopar.search.pipeline.search_space import (
     loops_over_layers,
     microbatches_and_stages,
     most_microbatches,
@@ -24,7 +25,6 @@ from autopar.search.enumeration.search_space import (
     stages_of_whole_nodes,
     unevenness,
 )
-from autopar.search.job import Job
 from autopar.search.policy import SearchPolicy, SizePolicy
 from examples import gpt, mlp
 from tests.search.problems import toy, with_policy

@@ -15,11 +15,11 @@ from autopar.search import Job, Problem, alpa
 from autopar.search.intra import build
 from autopar.search.intra.extract import memory_of
 from autopar.search.intra.memory import OTHER_STAGES
-from autopar.search.parallel.pool import metered
+from autopar.search.pipeline.plan_candidate import plan_candidate
+from autopar.search.pipeline.stage_problem import ScheduledStages, in_flight
 from autopar.search.policy import SearchPolicy, SizePolicy
-from autopar.search.stage_planning.candidate import plan_candidate
-from autopar.search.stage_planning.stage_problem import ScheduledStages, in_flight
 from autopar.search.store import Store
+from autopar.search.worker_pool import metered
 from autopar.solver import peak_bytes, solve
 from autopar.solver.meter import Meter
 from examples import mlp

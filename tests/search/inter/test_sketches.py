@@ -11,16 +11,14 @@ import pytest
 
 import autopar
 from autopar.errors import InfeasiblePlanError
-from autopar.search.cuttable import CuttableStep
-from autopar.search.enumeration import whole_steps
-from autopar.search.enumeration.candidates import Candidate
-from autopar.search.first_pipeline import even_candidates, has_equal_stages, other_even_candidates
+from autopar.search.pipeline import stage, whole_steps
+from autopar.search.pipeline.candidates import Candidate, CuttableStep
+from autopar.search.pipeline.first_pipeline import even_candidates, has_equal_stages, other_even_candidates
+from autopar.search.pipeline.plan_candidate import least_of_looks_s, plan_candidate
+from autopar.search.pipeline.sketches import limit_cost, may_gain, sketch
 from autopar.search.policy import SearchPolicy, SizePolicy
 from autopar.search.several_stages import SeveralStages
 from autopar.search.single_stage import OneStagePlanner
-from autopar.search.sketches import limit_cost, may_gain, sketch
-from autopar.search.stage_planning import stage
-from autopar.search.stage_planning.candidate import least_of_looks_s, plan_candidate
 from autopar.search.store import Store
 from examples import mlp
 from tests.search.inter.test_busy import content_of
@@ -88,8 +86,8 @@ def test_stages_are_planned_for_the_schedule_in_which_the_look_is_the_fastest(mo
         tried.append((candidate, plan))
         return plan
 
-    monkeypatch.setattr("autopar.search.sketches.plan_candidate", noted)
-    monkeypatch.setattr("autopar.search.pipeline_trials.plan_candidate", noted)
+    monkeypatch.setattr("autopar.search.pipeline.sketches.plan_candidate", noted)
+    monkeypatch.setattr("autopar.search.pipeline.trials.plan_candidate", noted)
     plan = planned(memory=400_000)
     look = min((p for c, p in tried if c.shares_plans and isinstance(p, autopar.Plan)), key=lambda p: p.step_time)
     exact = next(c for c, _ in tried if not c.shares_plans)

@@ -17,8 +17,8 @@ from autopar.frontend import SignatureOptions, flatten_call, trace
 from autopar.lower.pipeline.source import TracedStages
 from autopar.lower.retrace import step_of
 from autopar.search import Problem
-from autopar.search.enumeration.tiny_steps import all_slicings
-from autopar.search.partition.submesh import submeshes
+from autopar.search.pipeline.candidates import all_slicings
+from autopar.search.pipeline.partition import submeshes
 from examples import mlp
 from tests.search.problems import f32, problem_with, toy
 

@@ -8,7 +8,7 @@ import autopar
 from autopar.api.options import ParallelOptions
 from autopar.api.pure import PureFunction
 from autopar.cluster import LogicalMesh
-from autopar.search.enumeration.whole_steps import EqualStages, equal_stages
+from autopar.search.pipeline.whole_steps import EqualStages, equal_stages
 from autopar.search.policy import SearchPolicy
 from examples import mlp
 from tests.search.problems import toy

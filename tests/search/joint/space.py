@@ -30,13 +30,13 @@ from autopar.plan import PlanContent, StepForm
 from autopar.recompute import LEVELS
 from autopar.schedule import Table, get
 from autopar.search import Job, Problem
-from autopar.search.composition.compose import on_devices
-from autopar.search.composition.record import pipeline_of
 from autopar.search.intra import ShardingProblem, build
 from autopar.search.mesh_search import MeshSearch, MeshSolution
+from autopar.search.pipeline.compose import on_devices
+from autopar.search.pipeline.memory import received_bytes, stage_bytes
+from autopar.search.pipeline.record import pipeline_of
+from autopar.search.pipeline.stage_problem import in_flight
 from autopar.search.source import Sliced
-from autopar.search.stage_planning.memory import received_bytes, stage_bytes
-from autopar.search.stage_planning.stage_problem import in_flight
 from autopar.simulate import step_of as simulated
 from autopar.solver import Solution, Status
 from autopar.stages import cluster as layers_of

@@ -1,1 +1,0 @@
-"""Compose: planned stages as one pipeline, its schedule, its time and its record."""

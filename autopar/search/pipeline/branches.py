@@ -1,0 +1,296 @@
+"""The search of branches side by side: which are in a stage of their own, on what devices, in how many microbatches.
+
+Branches are found in the forward pass (`autopar.ir.independent`) by the seconds that each operator takes one device at
+its best. Groups of them are stages of their own, each on a part of the devices; what several need is a stage before
+them, what joins them a stage behind them, both on the devices of one of the groups. All groupings and submeshes are
+enumerated, and those of the least estimates are planned.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from autopar.cost import LeastWork, operator_bytes, total_flops
+from autopar.errors import InfeasiblePlanError, MicrobatchError
+from autopar.ir import Graph, Operator
+from autopar.ir.independent import IndependentBranches, grouped, independent_branches
+from autopar.ir.primitives import is_fusible
+from autopar.microbatch import Microbatching, analyze, even_counts
+from autopar.plan import Plan
+from autopar.schedule.branches import Branches
+from autopar.search.clock import Clock
+from autopar.search.outcome import Bounded
+from autopar.search.pipeline.candidates import Candidate, CuttableStep, submeshes_of_all, trains
+from autopar.search.pipeline.partition import placed
+from autopar.search.pipeline.search_space import is_of_few_operators
+from autopar.search.pipeline.trials import PipelineSearch, PipelineTrial, fastest_of, nothing_planned, seconds_of
+from autopar.search.problem import Problem
+from autopar.search.source import StageSource
+from autopar.search.trials import Trials
+from autopar.stages import cluster
+from autopar.stages.layers import forward_operators
+
+#: Ways to give devices to groups: by group (first device, number of devices).
+_Places = Sequence[tuple[tuple[int, int], ...]]
+
+
+def branches_of(problem: Problem, microbatching: Microbatching) -> IndependentBranches | None:
+    """The independent branches of the forward pass; None where there are none that are much of its work."""
+    operators = forward_operators(problem.graph, microbatching)
+    seconds = [_seconds(problem, op) for op in operators]
+    return independent_branches(operators, seconds, problem.policy.branches.least_share)
+
+
+def has_branches(problem: Problem) -> bool:
+    """Whether a step has branches that may run side by side."""
+    try:
+        return branches_of(problem, analyze(problem.graph, 1)) is not None
+    except MicrobatchError:
+        return False
+
+
+def _seconds(problem: Problem, op: Operator) -> float:
+    """The least seconds of an operator on one device; of those that fuse into others the FLOPs alone."""
+    types = problem.graph.operand_types(op)
+    dtypes = tuple(sorted({v.type.dtype for v in op.results} | {t.dtype for t in types}))
+    moved = 0.0 if is_fusible(op) or op.regions else operator_bytes(op, types)
+    work = LeastWork(total_flops(problem.graph, op), moved, dtypes, starts=False)
+    return problem.cost_model.least_s(work, 1)
+
+
+@dataclass(frozen=True)
+class _BranchStages:
+    """Groups of branches as stages.
+
+    Args:
+        members: by stage the ids of its operators: what several groups need, if anything, groups, what joins them.
+        groups: numbers of the stages that are groups.
+        weights: by stage the seconds of its operators.
+    """
+
+    members: tuple[tuple[str, ...], ...]
+    groups: range
+    weights: tuple[float, ...]
+
+
+def side_by_side(problem: Problem, source: StageSource) -> Iterator[list[Candidate]]:
+    """Candidates with branches side by side, by number of microbatches, those of the least estimates first.
+
+    Args:
+        problem: what is planned.
+        source: cuts its step.
+
+    Raises:
+        MicrobatchError: the step cannot be cut into the number of microbatches that was asked for.
+    """
+    asked, policy = problem.job.num_microbatches, problem.policy.branches
+    most = policy.most_candidates
+    if is_of_few_operators(problem):
+        most = max(most, policy.most_candidates_of_few)
+    places_of: dict[int, _Places] = {}
+    for count in [asked] if asked is not None else even_counts(problem.graph):
+        try:
+            microbatching = source.microbatches(count)
+        except MicrobatchError:
+            if asked is not None:
+                raise
+            continue
+        branches = branches_of(problem, microbatching)
+        if branches is None:
+            continue
+        cuts = (
+            placement
+            for cut in _cuts(problem, microbatching, branches)
+            for placement in _placed(cut, _places(problem, len(cut.groups), places_of))
+        )
+        least = heapq.nsmallest(most, cuts, key=lambda placement: placement.estimate_s)
+        layers = cluster(problem.graph, microbatching, problem.policy.enumeration.most_layers, fewest=None).members
+        yield [_candidate(problem, placement, count, layers) for placement in least]
+
+
+def _cuts(problem: Problem, microbatching: Microbatching, branches: IndependentBranches) -> Iterator[_BranchStages]:
+    """All ways to put branches into two groups or more, of as many as there are devices at most."""
+    most, asked = problem.policy.branches.most_branches, problem.job.num_stages
+    operators = forward_operators(problem.graph, microbatching)
+    seconds = {op.id: _seconds(problem, op) for op in operators}
+    count = len(branches.branches)
+    together = [[n] for n in range(min(count, most))]
+    together[-1] += range(len(together), count)
+    for partition in _partitions(range(len(together))):
+        groups = [[n for k in some for n in together[k]] for some in partition]
+        if not 2 <= len(groups) <= problem.cluster.num_devices:
+            continue
+        trunk, stages, merge = grouped(operators, branches, groups)
+        members = (*((trunk,) if trunk else ()), *stages, *((merge,) if merge else ()))
+        if asked is None or len(members) == asked:
+            first = int(bool(trunk))
+            weights = tuple(sum(seconds[id] for id in ids) for ids in members)
+            yield _BranchStages(members, range(first, first + len(stages)), weights)
+
+
+def _partitions(items: Sequence[int]) -> Iterator[list[list[int]]]:
+    """All ways to put items into groups, in a fixed order."""
+    if not items:
+        yield []
+        return
+    for rest in _partitions(items[1:]):
+        yield [[items[0]], *rest]
+        for n in range(len(rest)):
+            yield [*rest[:n], [items[0], *rest[n]], *rest[n + 1 :]]
+
+
+def _places(problem: Problem, groups: int, known: dict[int, _Places]) -> _Places:
+    """Ways to give all devices to so many groups; ``known`` has them by number of groups."""
+    if groups not in known:
+        known[groups] = [placed(problem.cluster, kinds) for kinds in submeshes_of_all(problem, groups)]
+    return known[groups]
+
+
+@dataclass(frozen=True)
+class _Placement:
+    """A cut on devices.
+
+    Args:
+        estimate_s: seconds of the slowest group, and of what is before and behind the groups.
+        cut: the stages.
+        places: by worker its devices.
+        workers: by stage its worker.
+    """
+
+    estimate_s: float
+    cut: _BranchStages
+    places: tuple[tuple[int, int], ...]
+    workers: tuple[int, ...]
+
+
+def _placed(cut: _BranchStages, places_of_groups: _Places) -> Iterator[_Placement]:
+    """A cut on all submeshes; what is before and behind the groups on the devices of each of them."""
+    first, groups = cut.groups.start, len(cut.groups)
+    others = [s for s in range(len(cut.members)) if s not in cut.groups]
+    for places in places_of_groups:
+        slowest_s = max(cut.weights[s] / places[s - first][1] for s in cut.groups)
+        for joining in itertools.product(range(groups), repeat=len(others)):
+            worker_of = {**{s: s - first for s in cut.groups}, **dict(zip(others, joining, strict=True))}
+            workers = tuple(worker_of[s] for s in range(len(cut.members)))
+            estimate_s = slowest_s + sum(cut.weights[s] / places[worker_of[s]][1] for s in others)
+            yield _Placement(estimate_s, cut, places, workers)
+
+
+def _candidate(problem: Problem, placement: _Placement, count: int, layers: tuple[tuple[str, ...], ...]) -> Candidate:
+    """A placement in so many microbatches."""
+    cut, workers = placement.cut, placement.workers
+    schedule = Branches(_after(problem.graph, cut.members), workers, trains(problem))
+    devices = tuple(placement.places[w] for w in workers)
+    return Candidate(count, cut.members, devices, placement.estimate_s, layers, schedule=schedule)
+
+
+def _after(graph: Graph, members: Sequence[Sequence[str]]) -> tuple[tuple[int, ...], ...]:
+    """Earlier stages whose values the operators of each stage read."""
+    stage_of = {v.name: s for s, ids in enumerate(members) for id in ids for v in graph.by_id[id].results}
+    after = []
+    for s, ids in enumerate(members):
+        read = {stage_of[n] for id in ids for n in graph.by_id[id].reads if n in stage_of}
+        after.append(tuple(sorted(read - {s})))
+    return tuple(after)
+
+
+def branches(problem: Problem, intra: Callable[[Problem], Plan | Bounded]) -> Plan | Bounded:
+    """The best plan with independent branches side by side on parts of the devices.
+
+    Args:
+        problem: what is planned; it has a source.
+        intra: plans one stage on its submesh.
+
+    Raises:
+        InfeasiblePlanError: the step has no such branches, or no way of placing them fits.
+        MicrobatchError: the step cannot be cut into the number of microbatches that was asked for.
+    """
+    source, clock = problem.source, Clock()
+    if source is None:
+        raise _no_branches(problem)
+    search = PipelineSearch(CuttableStep(problem, source, intra), clock, form="branches")
+    trials: Trials[PipelineTrial, Plan] = Trials(search.attempt)
+    plans: list[Plan] = []
+    of_counts = side_by_side(problem, source)
+    for some in of_counts:
+        plans = trials.run([PipelineTrial(c, is_optional=True) for c in some])
+        if plans:
+            break
+    if plans:
+        plans += _in_more_microbatches(search, trials, of_counts)
+    if not plans:
+        if trials.failures or trials.impossible or trials.bounded is not None:
+            return nothing_planned(problem, trials)
+        raise _no_branches(problem)
+    return fastest_of(plans, clock)
+
+
+def _in_more_microbatches(
+    search: PipelineSearch, trials: Trials[PipelineTrial, Plan], of_counts: Iterator[list[Candidate]]
+) -> list[Plan]:
+    """Plans of the placements that gain most from more microbatches, up to the number that gains nothing.
+
+    With m times the microbatches a step of T seconds whose busiest worker is busy for B of them is estimated at
+
+        B + (T - B) / m
+
+    for what the others do before and behind it is that of one microbatch. Of each number the placement of the least
+    estimate is planned, with those whose stages have as many devices, which share its plans of stages: as long as it
+    may be faster than all that is planned, and than the plan at hand.
+
+    Args:
+        search: has the plans in the fewest microbatches.
+        trials: plans a candidate.
+        of_counts: candidates in more microbatches, by rising number.
+    """
+    plans, least_gain = list[Plan](), search.problem.policy.effort.least_gain
+    first = {_placement(c): (plan, c) for plan, c in search.planned}
+    for some in of_counts:
+        fastest_s = min([search.problem.subproblem.cutoff_s, *(plan.step_time for plan, _ in search.planned)])
+        estimates_s = {}
+        for candidate in some:
+            if (known := first.get(_placement(candidate))) is not None:
+                plan, fewest = known
+                busiest_s = _busiest_s(plan, fewest)
+                estimates_s[candidate] = busiest_s + (plan.step_time - busiest_s) * fewest.count / candidate.count
+        least = min(estimates_s, key=lambda c: estimates_s[c], default=None)
+        if least is None or estimates_s[least] > (1 - least_gain) * fastest_s:
+            break
+        equal = [c for c in some if _sizes(c) == _sizes(least)]
+        planned = trials.run([PipelineTrial(c, is_optional=True) for c in equal], cutoff_s=fastest_s)
+        plans += planned
+        if min(map(seconds_of, planned), default=math.inf) >= fastest_s:
+            break
+    return plans
+
+
+def _placement(candidate: Candidate) -> tuple[tuple[tuple[str, ...], ...], tuple[tuple[int, int], ...]]:
+    """Stages of a candidate and their devices, whatever the number of microbatches."""
+    return candidate.members, candidate.devices
+
+
+def _sizes(candidate: Candidate) -> tuple[tuple[tuple[str, ...], ...], tuple[int, ...]]:
+    """Stages of a candidate and their numbers of devices."""
+    return candidate.members, tuple(size for _, size in candidate.devices)
+
+
+def _busiest_s(plan: Plan, candidate: Candidate) -> float:
+    """Seconds for which the busiest worker of a plan works."""
+    busy_s: dict[tuple[int, int], float] = {}
+    for stage, devices in zip(plan.stages, candidate.devices, strict=True):
+        busy_s[devices] = busy_s.get(devices, 0.0) + sum(s for kind, s in stage.work_times if kind != "weight")
+    return max(busy_s.values())
+
+
+def _no_branches(problem: Problem) -> InfeasiblePlanError:
+    stages = problem.job.num_stages
+    return InfeasiblePlanError(
+        f"{problem.graph.name} has no independent branches that may run side by side"
+        + ("" if stages is None else f" in {stages} stages"),
+        cause="every expensive operator waits for the others, or there is one device",
+        remedy='schedule="auto", and num_stages="auto" where branches are asked for',
+    )

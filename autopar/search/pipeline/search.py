@@ -1,0 +1,351 @@
+"""The search of pipelines: microbatches, stages, submeshes and the sharding inside each stage.
+
+Where state lies on the stages of another plan, each operator runs where its parameters are: one cut is planned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from autopar.cost import CostModel
+from autopar.errors import InfeasiblePlanError, MicrobatchError, ScheduleError
+from autopar.ir import Graph
+from autopar.microbatch import Microbatching
+from autopar.plan import Plan
+from autopar.schedule import get
+from autopar.search.clock import Clock, units_of
+from autopar.search.constraints import SharedStages
+from autopar.search.outcome import Bounded
+from autopar.search.pipeline.candidates import (
+    Candidate,
+    CuttableStep,
+    all_slicings,
+    candidates,
+    fewest_blocks,
+    schedule_of,
+    trains,
+    uniform_candidate,
+)
+from autopar.search.pipeline.first_pipeline import fastest_of_equal_stages, first_plan
+from autopar.search.pipeline.schedules import idle_share
+from autopar.search.pipeline.search_space import is_large, is_of_few_operators, is_small
+from autopar.search.pipeline.sketches import Sketches
+from autopar.search.pipeline.trials import (
+    PipelineSearch,
+    PipelineTrial,
+    fastest_of,
+    launched_s,
+    nothing_planned,
+    seconds_of,
+)
+from autopar.search.problem import Problem
+from autopar.search.problem_data import is_importable
+from autopar.search.source import StageSource
+from autopar.search.trials import Trials
+from autopar.search.worker_pool import WorkerPool, start_worker
+from autopar.sharding.registry import registered_rules
+from autopar.stages import cluster
+from autopar.stages.layers import forward_operators
+
+
+def pipeline(problem: Problem, intra: Callable[[Problem], Plan | Bounded]) -> Plan | Bounded:
+    """The best plan with several stages; `Bounded` where none is faster than the plan at hand.
+
+    Args:
+        problem: what is planned; it has a source.
+        intra: plans one stage on its submesh.
+
+    Raises:
+        InfeasiblePlanError: no slicing fits.
+        MicrobatchError: the step cannot be cut into the number of microbatches that was asked for.
+    """
+    source = problem.source
+    if source is None:
+        raise InfeasiblePlanError(
+            "pipeline stages were asked for, and this problem cannot be cut into stages",
+            cause="it was made from a graph alone",
+            remedy="plan by autopar.parallelize(...).plan(...), or with num_stages=1",
+        )
+    large = len(problem.graph.operators) >= problem.policy.workers.least_operators
+    worthwhile = large and may_run_in_worker(problem, intra)
+    with WorkerPool(start_worker(worthwhile)) as pool:
+        return _best(problem, source, intra, pool)
+
+
+def _best(
+    problem: Problem, source: StageSource, intra: Callable[[Problem], Plan | Bounded], pool: WorkerPool
+) -> Plan | Bounded:
+    """`pipeline`, with a pool of workers."""
+    clock, job = Clock(), problem.job
+    with clock.phase("slice"):
+        slicings = all_slicings(problem, source) if job.shared_stages is None else None
+    step = CuttableStep(problem, source, intra, pool)
+    search = PipelineSearch(step, clock)
+    trials: Trials[PipelineTrial, Plan] = Trials(search.attempt)
+    plans: list[Plan] = []
+    if job.shared_stages is not None:
+        plans = trials.run(
+            map(PipelineTrial, shared_candidates(problem, source, job.shared_stages)), ends=lambda _: True
+        )
+    elif slicings is not None:
+        cutoff_s = problem.subproblem.cutoff_s
+        for slicing in slicings:
+            planned = trials.run([PipelineTrial(slicing)], cutoff_s=min(map(seconds_of, plans), default=cutoff_s))
+            plans += planned
+            plans += [p for plan in planned for p in trials.run(_under_other_schedules(problem, slicing, plan))]
+    else:
+        plans = _of_few_slicings(search, trials)
+    if plans and job.schedule == "auto" and job.num_stages is None and _may_win(problem, plans):
+        # Several stages on each worker are equal runs on equal submeshes.
+        equal = [plan for plan in plans if problem.cluster.num_devices % plan.num_stages == 0]
+        if equal:
+            plans += trials.run(_with_two_stages_per_worker(problem, source, min(equal, key=seconds_of)))
+    if not plans:
+        return nothing_planned(problem, trials, search.bounded)
+    return fastest_of(plans, clock)
+
+
+def _of_few_slicings(search: PipelineSearch, trials: Trials[PipelineTrial, Plan]) -> list[Plan]:
+    """Plans of the slicings of the least estimates, then with half and twice the microbatches of the fastest."""
+    problem, job = search.problem, search.problem.job
+    if job.num_microbatches is None and not is_small(problem):
+        return _of_the_fastest_sketch(search, trials)
+    both_given = job.num_stages is not None and job.num_microbatches is not None
+    # Of a small step all are kept, for the record; of others those alone that are faster than the ones before.
+    seconds = None if is_small(problem) else seconds_of
+    known = [plan for plan, _ in _first(search)]
+    cutoff_s = min(map(seconds_of, known), default=math.inf)
+    plans: list[Plan] = []
+    for candidates_of_round in _rounds(search):
+        some = map(PipelineTrial, candidates_of_round)
+        plans = trials.run(some, seconds=seconds, cutoff_s=cutoff_s, ends=lambda _: both_given)
+        if plans or (known and trials.bounded is not None):
+            break
+    if not plans or job.num_microbatches is not None:
+        return plans or known
+    before = 0
+    while before < len(plans) and _may_win(problem, plans):
+        before = len(plans)
+        plans += trials.run(map(PipelineTrial, _neighbours(search.step, plans)))
+    return plans
+
+
+def _of_the_fastest_sketch(search: PipelineSearch, trials: Trials[PipelineTrial, Plan]) -> list[Plan]:
+    """The plan of the slicing that is the fastest by looks, in half or twice its microbatches where that is faster.
+
+    Equal stages are looked at in several numbers and on several meshes. Else looks are at slicings of the least
+    estimates; where none finds what fits, these are planned.
+    """
+    problem = search.problem
+    sketches = Sketches(search.step, _first(search))
+    plans: list[Plan] = []
+    with search.clock.phase("looks"):
+        best = fastest_of_equal_stages(sketches)
+    if best is not None:
+        return _exactly(search, trials, *best)
+    for candidates_of_round in _rounds(search):
+        with search.clock.phase("looks"):
+            sketches.add(candidates_of_round)
+            best = sketches.fastest()
+            if best is not None and _may_win(problem, [best[0]]):
+                sketches.climb()
+                best = sketches.fastest()
+        if best is not None:
+            return _exactly(search, trials, *best)
+        plans = trials.run(map(PipelineTrial, candidates_of_round), seconds=seconds_of)
+        if plans:
+            break
+    return plans
+
+
+def _exactly(
+    search: PipelineSearch, trials: Trials[PipelineTrial, Plan], look: Plan, candidate: Candidate
+) -> list[Plan]:
+    """The plan of a candidate and the look at it; none where that says that it is no faster than the plan at hand.
+
+    Stages are planned for the schedule in which the look is the fastest: what it holds they leave free. What is planned
+    is large against what was spent.
+    """
+    problem = search.problem
+    least_s = (1 - problem.policy.effort.gap) * look.step_time
+    if least_s >= problem.subproblem.cutoff_s:
+        trials.bounded = Bounded("looks at its stages, an estimate", least_s)
+        return []
+    if problem.job.schedule == "auto" and candidate.schedule is None and look.schedule != schedule_of(problem).name:
+        candidate = replace(candidate, schedule=get(look.schedule))
+    effort = problem.policy.effort.after(units_of(problem.meter))
+    problem = replace(problem, policy=replace(problem.policy, effort=effort))
+    planned = PipelineSearch(replace(search.step, problem=problem), search.clock, search.planned)
+    exact = Trials(planned.attempt).run([PipelineTrial(candidate, is_optional=True)], cutoff_s=look.step_time)
+    return [*exact, look]
+
+
+def _first(search: PipelineSearch) -> list[tuple[Plan, Candidate]]:
+    """The first even pipeline, with what it is of."""
+    first = first_plan(search.step, search.clock)
+    return [] if first is None else [first]
+
+
+def _may_win(problem: Problem, plans: Sequence[Plan]) -> bool:
+    """Whether a change of microbatches or schedule may make the fastest plan faster than the plan at hand."""
+    return min(map(seconds_of, plans)) < problem.policy.partition.near_best * problem.subproblem.cutoff_s
+
+
+def _rounds(search: PipelineSearch) -> Iterator[list[Candidate]]:
+    """Candidates that are worth planning; the next are, where none of these fits.
+
+    Where whole blocks do not fit, parts of them may; and where these do not, other slicings. What fits takes longer
+    than the least estimate: where that is as long as a plan at hand takes, no others are tried.
+    """
+    tried: set[Candidate] = set()
+    problem, clock = search.problem, search.clock
+    policy = problem.policy.partition
+    slicing_modes = [(lambda stages: fewest_blocks(problem, stages), False), (None, False), (None, True)]
+    for fewest, others in slicing_modes:
+        with clock.phase("slice"):
+            some = candidates(search.step, fewest, others)
+            ranked = sorted(some, key=lambda c: (c.estimate_s, c.count, len(c.members)))
+        if others:
+            ranked = [c for c in ranked if c not in tried][: policy.most_other]
+        else:
+            cutoff_s = math.inf if schedule_of(problem).chunks > 1 else problem.subproblem.cutoff_s
+            near = [c for c in ranked if c.estimate_s <= policy.near_best * min(ranked[0].estimate_s, cutoff_s)]
+            near = near[: policy.most_near]
+            most_s = min(policy.far * ranked[0].estimate_s, policy.near_best * cutoff_s) if near else 0.0
+            if is_of_few_operators(problem):
+                near = [c for c in ranked if c.estimate_s <= most_s]
+            elif is_small(problem):
+                near += _best_of_each(ranked, {len(c.members) for c in near}, most_s)
+            if ranked and not near:  # all of them take longer than a plan that is at hand
+                search.bounded.append(Bounded("layers as they are priced, an estimate", ranked[0].estimate_s))
+                return
+            ranked = near
+        tried.update(ranked)
+        yield ranked
+        if ranked and ranked[0].estimate_s >= problem.subproblem.cutoff_s:
+            return
+
+
+def _best_of_each(candidates: Sequence[Candidate], planned: set[int], most_s: float) -> list[Candidate]:
+    """Candidate of the least estimate up to ``most_s``, by number of stages, without those ``planned``."""
+    best = {len(c.members): c for c in reversed(candidates) if len(c.members) not in planned}
+    return [c for c in best.values() if c.estimate_s <= most_s]
+
+
+def _neighbours(step: CuttableStep, plans: Sequence[Plan]) -> Iterator[Candidate]:
+    """Candidates with half and twice the microbatches of the fastest plan, but those that were planned."""
+    best = min(plans, key=lambda p: p.step_time)
+    planned = {(p.num_stages, p.num_microbatches) for p in plans}
+    for count in (best.num_microbatches // 2, 2 * best.num_microbatches):
+        if count and (best.num_stages, count) not in planned:
+            job = replace(step.problem.job, num_stages=best.num_stages, num_microbatches=count)
+            with contextlib.suppress(MicrobatchError, ScheduleError):
+                given = replace(step, problem=replace(step.problem, job=job))
+                yield from itertools.islice(candidates(given, None, False), 1)
+
+
+def _under_other_schedules(problem: Problem, candidate: Candidate, plan: Plan) -> Iterator[PipelineTrial]:
+    """A candidate with its stages planned for another schedule than ``plan`` is, where memory is short.
+
+    Stages that lie within the limit whatever the schedule are the same for all, and timed in all of them.
+    """
+    policy = problem.policy.schedules
+    short = policy.most_activation_growth * plan.peak_memory >= problem.memory_limit_bytes
+    if problem.job.schedule == "auto" and short:
+        below_s = launched_s(problem, plan, plan.schedule, candidate)
+        below_s -= problem.policy.effort.least_gain * plan.step_time
+        for name in policy.one_stage_per_worker:
+            yield PipelineTrial(replace(candidate, schedule=get(name)), below_s, is_optional=True)
+
+
+def may_run_in_worker(problem: Problem, intra: Callable[[Problem], Plan | Bounded]) -> bool:
+    """Whether another process would plan stages as this one does, and nobody watches how."""
+    importable = is_importable(intra) and not registered_rules()
+    return importable and type(problem.cost_model) is CostModel and problem.reporting.progress is None
+
+
+def _with_two_stages_per_worker(problem: Problem, source: StageSource, best: Plan) -> Iterator[PipelineTrial]:
+    """Candidates with two stages on each worker, where the workers of ``best``, with one, are idle for long."""
+    workers, count = best.num_stages, best.num_microbatches
+    policy = problem.policy
+    idle = idle_share(best)
+    if not is_small(problem):  # where stages are unequal two of them on each worker are so too
+        idle = min(idle, (workers - 1) / (count + workers - 1))
+    if idle < policy.schedules.long_idle_share:
+        return
+    wanted = min(policy.enumeration.layers_per_stage * workers, policy.enumeration.most_layers)
+    fewest = fewest_blocks(problem, 2 * workers) if is_large(problem) else None
+    layers = cluster(problem.graph, source.microbatches(count), wanted, fewest=fewest)
+    # What differs between schedules is which worker has a stage, and how many microbatches it keeps.
+    for schedule in (get(name) for name in policy.schedules.two_stages_per_worker):
+        if len(layers.members) < workers * schedule.chunks:
+            continue
+        with contextlib.suppress(ScheduleError):
+            candidate = uniform_candidate(problem, layers, workers * schedule.chunks, schedule, count)
+            if candidate is not None:
+                yield PipelineTrial(replace(candidate, schedule=schedule), is_optional=True)
+
+
+def shared_candidates(problem: Problem, source: StageSource, shared: SharedStages) -> Iterator[Candidate]:
+    """The cut in the other plan's number of microbatches, then in half as many and so on down to one.
+
+    Args:
+        problem: what is planned. Its schedule, where free, has forwards alone if the step has no backward pass.
+        source: cuts its step.
+        shared: the stages.
+
+    Raises:
+        InfeasiblePlanError: the forward pass reads the state of fewer than two stages.
+        MicrobatchError: the step cannot be cut into the number of microbatches that was asked for.
+    """
+    job = problem.job
+    schedule = get("inference") if job.schedule == "auto" and not trains(problem) else None
+    count, most = job.num_microbatches or shared.num_microbatches, 0
+    while True:
+        try:
+            by_stage = _members(problem.graph, source.microbatches(count), shared)
+        except MicrobatchError:
+            if job.num_microbatches is not None or count == 1:
+                raise
+            by_stage = {}
+        stages = sorted(by_stage)
+        most = max(most, len(stages))
+        if len(stages) > 1:
+            yield Candidate(
+                count,
+                tuple(tuple(by_stage[s]) for s in stages),
+                tuple(shared.devices[s] for s in stages),
+                0.0,
+                meshes=tuple(shared.meshes[s] for s in stages),
+                schedule=schedule,
+            )
+        if job.num_microbatches is not None or count == 1:
+            break
+        count //= 2
+    if most < 2:
+        raise InfeasiblePlanError(
+            f"the forward pass of {problem.graph.name} reads parameters of {most} of the {len(shared.devices)} stages "
+            "that its state lies on",
+            cause="a pipeline runs where its parameters are, on two stages or more",
+            remedy="leave out like=, which moves what is read at every call",
+        )
+
+
+def _members(graph: Graph, microbatching: Microbatching, shared: SharedStages) -> dict[int, list[str]]:
+    """Operators of the forward pass, by stage: each is on the last stage whose state was read so far."""
+    forward = {op.id for op in forward_operators(graph, microbatching)}
+    needed: dict[str, int] = dict(shared.inputs)
+    members: dict[int, list[str]] = {}
+    last = min(needed.values(), default=0)
+    for op in graph.operators:
+        stage = max((needed[n] for n in op.reads if n in needed), default=-1)
+        if op.id in forward:
+            last = max(last, stage)
+            members.setdefault(last, []).append(op.id)
+        elif stage >= 0:  # what is made of parameters alone, as a cast
+            needed.update((v.name, stage) for v in op.results)
+    return members

@@ -1,0 +1,146 @@
+"""Numbers of stages and of microbatches that are worth trying."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+
+from autopar.cost import total_flops
+from autopar.ir import Graph
+from autopar.ir.loops import Scan
+from autopar.ir.phases import phase_of
+from autopar.microbatch import batch_size, even_counts
+from autopar.schedule import Schedule
+from autopar.search.pipeline.partition import even_ends
+from autopar.search.problem import Problem
+
+
+def is_small(problem: Problem) -> bool:
+    """Whether a step is so small that more pairs of stages and microbatches are planned exactly."""
+    return len(problem.graph.operators) < problem.policy.sizes.small_operators
+
+
+def is_of_few_operators(problem: Problem) -> bool:
+    """Whether a step is so small that most pairs of stages and microbatches are planned exactly."""
+    return len(problem.graph.operators) < problem.policy.sizes.few_operators
+
+
+def is_large(problem: Problem) -> bool:
+    """Whether the cluster has so many nodes that stages are whole nodes of it."""
+    cluster = problem.cluster
+    return cluster.num_nodes > problem.policy.sizes.large_nodes and len(cluster.groups) == 1
+
+
+def microbatches_and_stages(
+    problem: Problem, schedule: Schedule, *, every: bool = False
+) -> Iterator[tuple[int, list[int]]]:
+    """Numbers of microbatches, each with the numbers of stages that are tried with it.
+
+    Args:
+        problem: what is planned.
+        schedule: of the pipeline.
+        every: whether a step of many operators has others than the number that a relaxation expects to be the fastest.
+    """
+    asked = problem.job.num_microbatches
+    stages = stage_counts(problem, schedule)
+    if asked is None and problem.job.num_stages is None and is_large(problem):
+        for s in stages:
+            yield most_microbatches(problem, problem.policy.enumeration.most_microbatches_per_stage * s), [s]
+        return
+    expected = problem.subproblem.first_count
+    if asked is None and expected and schedule.chunks == 1 and not (every or is_of_few_operators(problem)):
+        yield expected, stages
+        return
+    for count in [asked] if asked is not None else microbatch_counts(problem):
+        yield count, stages
+
+
+def loops_over_layers(graph: Graph) -> int:
+    """Isomorphic loops of the forward pass, groups of layers that were split; of one loop its trips; 0 without any."""
+    loops = [op for op in graph.operators if op.primitive == "scan" and phase_of(op) == "forward"]
+    isomorphic = Counter((Scan.of(op).length, len(op.operands), len(op.results)) for op in loops)
+    groups = max(isomorphic.values(), default=0)
+    return groups if groups != 1 else max(Scan.of(op).length for op in loops)
+
+
+def microbatch_counts(problem: Problem) -> list[int]:
+    """Numbers of microbatches worth trying: powers of two that divide the batch, a few times the stages.
+
+    Of small models, which are planned in no time, fewer as well: they may be bound by the latency of links.
+    """
+    stages = problem.job.num_stages or 2
+    policy = problem.policy.enumeration
+    least, most = policy.least_microbatches_per_stage * stages, policy.most_microbatches_per_stage * stages
+    counts = even_counts(problem.graph)
+    fitting = [n for n in counts if least <= n <= most] or counts[-1:]
+    few = [n for n in counts if n <= fitting[-1]] if is_of_few_operators(problem) else []
+    return sorted({fitting[0], fitting[-1], *few})
+
+
+def most_microbatches(problem: Problem, limit: int) -> int:
+    """The largest divisor of the batch up to ``limit``."""
+    size = batch_size(problem.graph) or 1
+    return max(n for n in range(1, limit + 1) if size % n == 0)
+
+
+def stage_counts(problem: Problem, schedule: Schedule) -> list[int]:
+    """Numbers of stages worth trying: what was asked for, or a few that share the devices evenly."""
+    asked = problem.job.num_stages
+    if asked is not None:
+        return [asked]
+    devices, nodes = problem.cluster.num_devices, problem.cluster.num_nodes
+    tried = problem.subproblem.tried_stages
+    if is_large(problem):
+        worker_counts = stages_of_whole_nodes(problem)
+        if tried is None:
+            worker_counts = worker_counts[-1:]  # the fewest devices a stage
+    else:
+        most = 2 * nodes if nodes > 1 else devices
+        powers = [s for s in (2, 4, 8, 16, 32, 64) if s <= most and devices % s == 0]
+        worker_counts = [s for s in powers if nodes == 1 or is_small(problem) or s * 2 > nodes / 2]
+        if is_of_few_operators(problem):
+            few = range(2, min(most, problem.policy.enumeration.most_stages_of_few) + 1)
+            worker_counts = sorted({*worker_counts, *few})
+    return [s * schedule.chunks for s in worker_counts if tried is None or s * schedule.chunks in tried]
+
+
+def unevenness(problem: Problem, stages: int) -> float:
+    """Times its share of the forward pass that the heaviest of so many stages has at least.
+
+    Args:
+        problem: what is planned. Parts are the layers of its loops; where there are none, operators in running order,
+            and it is infinity where these are too few.
+        stages: their number.
+    """
+    graph, blocks = problem.graph, loops_over_layers(problem.graph)
+    if blocks:
+        return stages * math.ceil(blocks / stages) / blocks
+    flops = np.array([total_flops(graph, op) for op in graph.operators if phase_of(op) == "forward"])
+    heavy = flops[flops > problem.policy.enumeration.heavy_share * flops.max()] if flops.size else flops
+    if heavy.size < stages:
+        return math.inf
+    sums = np.concatenate([[0.0], np.cumsum(heavy)])
+    ends = even_ends(heavy.tolist(), stages)
+    return stages * float(np.diff(sums[[0, *ends]]).max()) / float(sums[-1])
+
+
+def may_have_stages(problem: Problem, stages: int) -> bool:
+    """Whether so many stages on a large cluster are even enough.
+
+    Args:
+        problem: what is planned.
+        stages: on all workers together.
+    """
+    policy = problem.policy.enumeration
+    most = policy.most_uneven if loops_over_layers(problem.graph) else policy.most_uneven_runs
+    return stages <= policy.most_stages and unevenness(problem, stages) <= most
+
+
+def stages_of_whole_nodes(problem: Problem) -> list[int]:
+    """Numbers of stages on a large cluster, the largest few: whole nodes each, nearly equal shares of layers."""
+    policy, nodes = problem.policy.enumeration, problem.cluster.num_nodes
+    numbers = [s for s in range(2, policy.most_stages + 1) if nodes % s == 0 and may_have_stages(problem, s)]
+    return numbers[-policy.most_stage_counts :]

@@ -1,0 +1,182 @@
+"""The whole step on the devices of one equal stage: how long so many stages take, and what fits.
+
+A pipeline of S equal stages runs each operator on D / S devices, and each device a share 1 / S of the operators. So a
+step that takes t where D / S devices run all of it, with what hides behind computing, takes in m microbatches
+
+    T = u t / S (m + (S - 1) / v) / m + 2 (S - 1) l
+
+where l is the least latency of a message. The heaviest stage has u times its share; v is the stages on each worker,
+whose bubble is that of 1F1B over v (Narayanan et al., 2021, section 2.2). Schedules with less of the bubble hold more
+activations: LLaMA 405B was planned a fifth slower by a third of it. T is an estimate and no bound: stages may be
+unequal, each has a mesh of its own, what they send each other takes longer, and as much need not be hidden.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from autopar.cluster import Cluster, LogicalMesh
+from autopar.errors import MicrobatchError
+from autopar.ir import Graph
+from autopar.plan import StepForm
+from autopar.search.mesh_search import MeshSearch
+from autopar.search.pipeline.search_space import unevenness
+from autopar.search.problem import Problem
+from autopar.search.source import StepSource
+from autopar.solver.memory import memory_floor
+
+#: What closes a number of stages, in words.
+WHOLE_STEP = "the whole step on the devices of one stage with the bubble, an estimate"
+
+
+@dataclass(frozen=True)
+class EqualStages:
+    """Seconds of so many equal stages, by looks in one number of microbatches or in two.
+
+    Seconds without the bubble are taken to be affine in the number of microbatches, t(m) = a + b m with b at least 0:
+    more of them start and send more often.
+
+    Args:
+        stages: S.
+        meshes: those that the next look is on: the likeliest before there is one, then that of the fastest.
+        looked: (m, t / S) by rising m; where it is above what is of use, that.
+        uneven: u.
+        latency_s: 2 (S - 1) l.
+        is_beyond: whether it is in the fewest microbatches.
+    """
+
+    stages: int
+    meshes: tuple[LogicalMesh, ...]
+    looked: tuple[tuple[int, float], ...] = ()
+    uneven: float = 1.0
+    latency_s: float = 0.0
+    is_beyond: bool = False
+
+    @staticmethod
+    def of(problem: Problem, stages: int, like: Sequence[int] = ()) -> EqualStages:
+        """Estimate of a number of equal stages with no number of microbatches solved yet.
+
+        Args:
+            problem: the step, and all devices.
+            stages: S, which divides the devices.
+            like: sizes of the axes of a mesh of all devices on which one stage is fast; the meshes of a stage that
+                are most like it are looked at too. Empty where there is none.
+        """
+        part = problem.cluster.part(0, problem.cluster.num_devices // stages)
+        meshes = by_likeness(part)[: problem.policy.enumeration.ranked_meshes]
+        apart = {mesh: _apart(mesh.shape, like) for mesh in part.logical_meshes(None)} if like else {}
+        near = sorted((m for m, d in apart.items() if d <= min(apart.values()) + 1e-9), key=lambda m: m.shape)
+        uneven = unevenness(problem, stages)
+        latency_s = 2 * (stages - 1) * min(g.intra.latency_s for g in problem.cluster.groups)
+        uneven = uneven if math.isfinite(uneven) else 1.0
+        return EqualStages(stages, tuple(dict.fromkeys([*meshes, *near])), uneven=uneven, latency_s=latency_s)
+
+    def busy_s(self, count: int) -> float:
+        """t / S in ``count`` microbatches."""
+        (few, few_s), (many, many_s) = self.looked[0], self.looked[-1]
+        slope_s = max(0.0, (many_s - few_s) / (many - few)) if many > few else 0.0
+        return max(0.0, few_s + slope_s * (count - few))
+
+    def step_s(self, count: int, chunks: int = 1, uneven: float | None = None) -> float:
+        """T; with ``chunks`` stages on each worker, of which the heaviest has ``uneven`` times its share."""
+        times = self.uneven if uneven is None else uneven
+        return times * self.busy_s(count) * (count + (self.stages - 1) / chunks) / count + self.latency_s
+
+    def least_s(self, possible: Sequence[int], bubble_left: float) -> float:
+        """Seconds in the best of some numbers of microbatches, with what weight gradients leave of the bubble of 1F1B.
+
+        Args:
+            possible: the numbers.
+            bubble_left: the share that is left where there is a microbatch for each stage. Of one microbatch it is
+                twice that: forward and backward passes are one chain.
+        """
+        others = self.stages - 1
+        return self.latency_s + min(
+            self.busy_s(m) * (1 + bubble_left * (2 - min(1.0, (m - 1) / max(1, others))) * others / m) for m in possible
+        )
+
+
+def equal_stages(
+    problem: Problem, step: StepSource, known: EqualStages, count: int, cutoff_s: float
+) -> EqualStages | None:
+    """Knowledge of so many equal stages after a look at them in ``count`` microbatches.
+
+    None where the step cannot be cut so.
+
+    Args:
+        problem: the step in one microbatch.
+        step: in other forms.
+        known: before it; looks are in fewer microbatches.
+        count: m.
+        cutoff_s: seconds of a step from which they are of no use.
+    """
+    try:
+        graph = problem.graph if count == 1 else step.in_form(StepForm(count)).graph
+    except MicrobatchError:
+        return None
+    stages, hidden = known.stages, 1 / problem.policy.partition.near_best
+    meshes = MeshSearch(_on_one_stage(problem, graph, count, stages))
+    fastest_s, fastest = math.inf, known.meshes[0]
+    for mesh in known.meshes:
+        sum_cutoff_s = min(cutoff_s, fastest_s) * stages / hidden
+        sharding_problem = meshes.program(mesh)
+        look = meshes.free(sharding_problem, sum_cutoff_s, problem.policy.effort.estimate_gap)
+        if not look.found or look.objective >= sum_cutoff_s:
+            continue
+        seconds = meshes.step_s(sharding_problem, look) / stages
+        if seconds < fastest_s:
+            fastest_s, fastest = seconds, mesh
+    looked = (*known.looked, (count, min(fastest_s, cutoff_s)))
+    is_beyond = known.is_beyond if known.looked else fastest_s == math.inf
+    return replace(known, meshes=(fastest,), looked=looked, is_beyond=is_beyond)
+
+
+def counts_that_may_fit(problem: Problem, step: StepSource, counts: Sequence[int]) -> list[int]:
+    """Numbers of microbatches, rising, from the first on in which one stage that recomputes nothing may fit.
+
+    More microbatches hold less, so that the first is found by halving: by what all values hold at least on some mesh,
+    that most like the machine first. Where none may fit all are given.
+
+    Args:
+        problem: the step in one microbatch.
+        step: in other forms.
+        counts: numbers of microbatches that may be taken, rising.
+    """
+
+    def fits(count: int) -> bool:
+        try:
+            graph = step.in_form(StepForm(count)).graph
+        except MicrobatchError:
+            return False
+        problem.checkpoint()
+        job = replace(problem.job, num_microbatches=count, num_stages=1, remat="auto", schedule="auto")
+        meshes = MeshSearch(replace(problem, graph=graph, job=job))
+        some = map(meshes.program, by_likeness(problem.cluster)[: problem.policy.enumeration.ranked_meshes])
+        return any(not s.broken and memory_floor(s.problem) <= problem.memory_limit_bytes for s in some)
+
+    first = 0 if fits(counts[0]) else bisect_left(counts, True, lo=1, key=fits)
+    return list(counts[first:] or counts)
+
+
+def by_likeness(part: Cluster) -> list[LogicalMesh]:
+    """Logical meshes, those most like the machine first: nodes by devices of a node."""
+    node = part.groups[0].devices_per_node
+    return sorted(part.logical_meshes(None), key=lambda m: (abs(math.log2(m.shape[-1] / node)), m.shape))
+
+
+def _apart(shape: Sequence[int], like: Sequence[int]) -> float:
+    """Times by which the axes of a mesh differ from those of another, as a sum of logarithms."""
+    width = max(len(shape), len(like))
+    one, other = ((*s, *(1,) * (width - len(s))) for s in (shape, like))
+    return sum(abs(math.log2(a / b)) for a, b in zip(one, other, strict=True))
+
+
+def _on_one_stage(problem: Problem, graph: Graph, count: int, stages: int) -> Problem:
+    """The whole step in ``count`` microbatches on the devices of one of so many equal stages."""
+    problem.checkpoint()
+    part = problem.cluster.part(0, problem.cluster.num_devices // stages)
+    job = replace(problem.job, num_microbatches=count, num_stages=1, offload="none", constraints=())
+    return replace(problem, graph=graph, cluster=part, cost_model=problem.cost_model.on(part), job=job)

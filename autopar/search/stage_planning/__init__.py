@@ -1,1 +1,0 @@
-"""Plan stages: the exact plan of each stage of a candidate."""

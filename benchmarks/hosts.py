@@ -146,9 +146,9 @@ def sends_of(program: PipelineProgram) -> Callable[[], None]:
     ]
     types = {n: o.type for n, o in enumerate(program.split_step.step.graph.outputs)}
     results = {
-        n: jax.device_put(jnp.zeros(types[n].shape, jax_dtype(types[n].dtype)), program.ends[n].sharding)
+        n: jax.device_put(jnp.zeros(types[n].shape, jax_dtype(types[n].dtype)), program.places.ends[n].sharding)
         for n in sorted(program.announcement.numbers)
-        if program.ends[n].sharding.addressable_devices
+        if program.places.ends[n].sharding.addressable_devices
     }
 
     def start() -> None:

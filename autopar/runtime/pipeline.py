@@ -23,17 +23,15 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 from autopar._compat.dtypes import dtype_name, jax_dtype
 from autopar._compat.world import World, world
 from autopar.errors import AutoparError
 from autopar.frontend import Traced
 from autopar.ir.analysis import unread_inputs
-from autopar.lower.hosted import check_host_memory, hosted_of, sharding_of
+from autopar.lower.hosted import check_host_memory
 from autopar.lower.pipeline.build import LoweredPipeline
-from autopar.lower.pipeline.stage_program import Port
-from autopar.lower.program import stage_devices
 from autopar.lower.split_layers import SplitStep
 from autopar.plan.pipeline import WorkKind
 from autopar.runtime.hosts.agree import Agreement, wait_s
@@ -43,12 +41,12 @@ from autopar.runtime.interpreter import Ready, Worker
 from autopar.runtime.launches import LAUNCHES
 from autopar.runtime.leaves import check_data, check_donated, give_up
 from autopar.runtime.loaded import LoadedStep, StepShardings, described_inputs
-from autopar.runtime.stacked import StackedLeaf
-from autopar.runtime.stage_programs import Loaded, LoadedTexts, clocked, compiled_stages, stage_mesh, worker_meshes
-from autopar.runtime.step_lists import ArrayPlace, ListMaker, StepLists, input_buffer
+from autopar.runtime.stage_programs import Loaded, LoadedTexts, clocked, compiled_stages, worker_meshes
+from autopar.runtime.step_lists import ArrayPlace, ListMaker, StepLists, input_buffer, list_maker
+from autopar.runtime.step_places import StepPlaces, places_of
 from autopar.runtime.transport.base import WorkerLink
-from autopar.runtime.transport.permutes import ArrayMove, InFlight, MovePrograms, PermuteLinks
-from autopar.schedule import Buffer, Task, ValueRef, Work
+from autopar.runtime.transport.permutes import ArrayMove, InFlight, PermuteLinks
+from autopar.schedule import Buffer, Task, Work
 from autopar.schedule.memory import WorkerMemory, worker_memory
 
 #: Bytes of a result that is no state up to which every process gets it.
@@ -66,13 +64,9 @@ class PipelineProgram(LoadedStep):
         lowered: what it runs.
         program: where inputs and outputs lie.
         split_step: which inputs and outputs are in pieces.
-        leaves: by input, where it is in pieces, how.
-        results: likewise by output.
+        places: where inputs and outputs of the lowered step lie between steps.
         unread: indices of inputs that nothing reads; they stay where they lie.
         loaded: programs of this process's workers by (worker, work).
-        ports: how the programs of all workers take a value, by (worker, value).
-        origins: by input of the lowered step where it lies when a step begins.
-        ends: likewise by output when it ends.
         prepare: makes the lists of a step of whose batch these inputs lie on their first stage, rather than whole on
             every process.
         maker: of lists.
@@ -84,13 +78,9 @@ class PipelineProgram(LoadedStep):
     lowered: LoweredPipeline
     program: StepShardings
     split_step: SplitStep
-    leaves: Mapping[int, StackedLeaf]
-    results: Mapping[int, StackedLeaf]
+    places: StepPlaces
     unread: frozenset[int]
     loaded: Mapping[tuple[int, Work], Loaded]
-    ports: Mapping[tuple[int, str], tuple[Port, Mesh]]
-    origins: tuple[ArrayPlace, ...]
-    ends: tuple[ArrayPlace, ...]
     prepare: Callable[[frozenset[str]], StepLists]
     maker: ListMaker
     announcement: Announcement
@@ -167,8 +157,8 @@ class PipelineProgram(LoadedStep):
         flat: dict[int, Any] = {}
         for n, array in leaves.items():
             at = self.split_step.inputs[n]
-            whole = n not in self.leaves or n in self.unread
-            flat |= zip(at, [array] * len(at) if whole else self.leaves[n].split(array), strict=True)
+            whole = n not in self.places.leaves or n in self.unread
+            flat |= zip(at, [array] * len(at) if whole else self.places.leaves[n].split(array), strict=True)
         return flat
 
     def by_name(self, inputs: Sequence[Any]) -> dict[str, Any]:
@@ -186,7 +176,7 @@ class PipelineProgram(LoadedStep):
 
     def join(self, number: int, parts: Sequence[Any]) -> Any:
         """A result of the function from its outputs of the lowered step."""
-        return self.results[number].join(parts) if len(parts) > 1 else parts[0]
+        return self.places.results[number].join(parts) if len(parts) > 1 else parts[0]
 
     def joined(self, outputs: Mapping[int, Any]) -> list[Any]:
         """Results of the function from outputs of the lowered step by number."""
@@ -211,7 +201,7 @@ class PipelineProgram(LoadedStep):
             except jax.errors.JaxRuntimeError:
                 self.lowered.callbacks.raise_stuck()
                 raise
-            outputs = {n: self.output(workers, n, end) for n, end in enumerate(self.ends)}
+            outputs = {n: self.output(workers, n, end) for n, end in enumerate(self.places.ends)}
             shared = self.announcement.tell(outputs)
             give_up(leaves, self.donated)
             give_up(placed, self.donated)
@@ -271,7 +261,7 @@ class PipelineProgram(LoadedStep):
     def placements(self) -> Mapping[int, Mapping[str, NamedSharding]]:
         """Wanted layouts of values from other workers, by worker and name."""
         placements: dict[int, dict[str, NamedSharding]] = {w: {} for w in self.workers_here}
-        for (worker, name), (port, mesh) in self.ports.items():
+        for (worker, name), (port, mesh) in self.maker.ports.items():
             placements.setdefault(worker, {})[name] = port.sharding(mesh)
         return MappingProxyType(placements)
 
@@ -292,7 +282,7 @@ class PipelineProgram(LoadedStep):
 
     def placed_batch(self, inputs: Mapping[str, Any]) -> set[str]:
         """Names of the inputs of the batch that are global, on their first stage; processes have the others whole."""
-        places = {n: self.origins[self.index[n]].sharding for n in self._microbatched}
+        places = {n: self.places.origins[self.index[n]].sharding for n in self._microbatched}
         return {n for n, s in places.items() if isinstance(inputs[n], jax.Array) and inputs[n].sharding == s}
 
     def _start(self, inputs: Mapping[str, Any], placed_batch: set[str]) -> dict[tuple[int, Buffer], Any]:
@@ -304,7 +294,7 @@ class PipelineProgram(LoadedStep):
                 continue
             assert value.ref is not None, f"{value.name} is of no value of the step"
             name = value.ref.name
-            origin, array = self.origins[self.index[name]], inputs[name]
+            origin, array = self.places.origins[self.index[name]], inputs[name]
             if value.ref.kind != "in":
                 self.put_microbatches(start, value.name, value.stages, name, array, placed_batch)
                 continue
@@ -320,7 +310,7 @@ class PipelineProgram(LoadedStep):
 
     def at_origin(self, name: str, array: Any) -> Any:
         """An input of the step where it lies between steps, if this process has some of it."""
-        place = self.origins[self.index[name]].sharding
+        place = self.places.origins[self.index[name]].sharding
         lies = isinstance(array, jax.Array) and array.sharding == place
         return array if lies else spread(array, array.dtype, place)
 
@@ -343,14 +333,15 @@ class PipelineProgram(LoadedStep):
             array: the input: global, or whole on this process.
             placed_batch: names of inputs that are global.
         """
-        table, origin = self.lowered.table, self.origins[self.index[name]].worker
+        table, place = self.lowered.table, self.places.origins[self.index[name]]
+        origin = place.worker
         dim, count = self.lowered.map.microbatching.batch[name], self.lowered.table.num_microbatches
         size = array.shape[dim] // count
         for k in range(count):
             if name in placed_batch:
                 if origin in self.workers_here:
-                    place = self._microbatch_sharding(value, name)
-                    start[origin, input_buffer(name, k)] = _sliced(array, k * size, size, dim, place)
+                    wanted = self.maker.microbatch(value, name, place).sharding
+                    start[origin, input_buffer(name, k)] = _sliced(array, k * size, size, dim, wanted)
                     workers = {table.worker_of(Task("forward", s, k)) for s in stages}
                     if origin in workers:
                         start[origin, Buffer(value, k)] = self.put(origin, value, start[origin, input_buffer(name, k)])
@@ -359,17 +350,9 @@ class PipelineProgram(LoadedStep):
                 if worker in self.workers_here:
                     start[worker, Buffer(value, k)] = self._cut(array, k * size, size, dim, worker, value)
 
-    def _microbatch_sharding(self, value: str, name: str) -> NamedSharding:
-        """Sharding of a microbatch of a global input."""
-        origin = self.origins[self.index[name]]
-        known = self.ports.get((origin.worker, value))
-        place = origin.microbatch if known is None else known[0].sharding(known[1])
-        assert place is not None, f"{name} is no batch where it lies"
-        return place
-
     def _cut(self, array: Any, first: int, size: int, dim: int, worker: int, value: str) -> Any:
         """A microbatch of an array that this process has whole, on a worker."""
-        port, mesh = self.ports[worker, value]
+        port, mesh = self.maker.ports[worker, value]
         wanted = port.sharding(mesh)
         on_host = isinstance(array, np.ndarray)
         rows = (*(slice(None),) * dim, slice(first, first + size))
@@ -380,7 +363,7 @@ class PipelineProgram(LoadedStep):
 
     def put(self, worker: int, name: str, array: Any) -> Any:
         """``array`` as the programs of a worker of this process take the value of that name."""
-        port, mesh = self.ports[worker, name]
+        port, mesh = self.maker.ports[worker, name]
         wanted = port.sharding(mesh)
         return array if array.sharding == wanted else jax.device_put(array, wanted)
 
@@ -436,11 +419,12 @@ def load_pipeline(
     lowered.callbacks.limit_s = wait_s()
     meshes = worker_meshes(lowered, devices)
     loaded = compiled_stages(lowered, meshes, spared)
-    maker = _maker(lowered, meshes, by_hand)
-    shardings, origins, ends, leaves, results = _places(lowered, split_step, maker.ports, devices)
+    maker = list_maker(lowered, meshes, by_hand)
+    places = places_of(lowered, split_step, maker.ports, devices)
+    shardings, ends = places.shardings, places.ends
     shared = [] if by_hand and jax.process_count() == 1 else _announced(traced, split_step, ends)
     announcement = Announcement(shared, devices)
-    by_name = {i.name: origin for i, origin in zip(split_step.step.graph.inputs, origins, strict=True)}
+    by_name = {i.name: origin for i, origin in zip(split_step.step.graph.inputs, places.origins, strict=True)}
     lists = tuple(w.instructions for w in lowered.instructions.workers)
 
     @cache
@@ -468,182 +452,15 @@ def load_pipeline(
         lowered,
         StepShardings(shardings.input_shardings, outputs),
         split_step,
-        leaves,
-        results,
+        places,
         unread_inputs(traced.graph) - set(donated),
         loaded,
-        maker.ports,
-        origins,
-        ends,
         prepare,
         maker,
         announcement,
         jax.process_index(),
         memory,
     )
-
-
-def _maker(lowered: LoweredPipeline, meshes: Mapping[tuple[int, int], Mesh], by_hand: bool) -> ListMaker:
-    table, ports = lowered.table, dict[tuple[int, str], tuple[Port, Mesh]]()
-    for program in sorted(lowered.programs, key=lambda p: p.work):
-        for worker in table.workers_of_stage(program.work.stage):
-            for port in program.reads:
-                ports.setdefault((worker, port.name), (port, meshes[worker, program.work.stage]))
-    processes = tuple(
-        frozenset(d.process_index for (w, _), mesh in meshes.items() if w == worker for d in mesh.devices.flat)
-        for worker in range(table.num_workers)
-    )
-    return ListMaker(
-        lowered.instructions.dataflow,
-        table,
-        {p.work: p for p in lowered.programs},
-        meshes,
-        ports,
-        processes,
-        jax.process_index(),
-        jax.process_count(),
-        lowered.map.microbatching.batch,
-        MovePrograms(),
-        by_hand,
-    )
-
-
-def input_place(
-    lowered: LoweredPipeline,
-    name: str,
-    ports: Mapping[tuple[int, str], tuple[Port, Mesh]],
-    meshes: Sequence[Mesh],
-) -> tuple[int, NamedSharding]:
-    """Worker and sharding of an input of the lowered step: as the first program of its first stage takes it.
-
-    Args:
-        lowered: the pipeline.
-        name: of the input.
-        ports: by (worker, value) how programs take it.
-        meshes: by stage its devices.
-    """
-    stage = lowered.map.inputs[name][0]
-    worker = lowered.worker_of_stage(stage)
-    known = ports.get((worker, str(ValueRef("in", name, stage))))
-    whole = NamedSharding(meshes[stage], PartitionSpec())
-    return worker, whole if known is None else known[0].sharding(known[1])
-
-
-def _places(
-    lowered: LoweredPipeline,
-    split_step: SplitStep,
-    ports: Mapping[tuple[int, str], tuple[Port, Mesh]],
-    devices: Sequence[Any],
-) -> tuple[
-    StepShardings,
-    tuple[ArrayPlace, ...],
-    tuple[ArrayPlace, ...],
-    dict[int, StackedLeaf],
-    dict[int, StackedLeaf],
-]:
-    """Places of inputs and outputs of the step, whole and in pieces."""
-    content, graph = lowered.plan.content, split_step.step.graph
-    meshes = [stage_devices(lowered.plan, s, devices) for s in range(lowered.plan.num_stages)]
-    hosted, several = hosted_of(content), len({d.process_index for d in devices}) > 1
-    origins: dict[int, ArrayPlace] = {}
-    leaves: dict[int, StackedLeaf] = {}
-    inputs: list[NamedSharding] = []
-    for n, (at, record) in enumerate(zip(split_step.inputs, content.inputs, strict=True)):
-        if len(at) == 1:
-            sharding = sharding_of(record, meshes[record.stage], host=n in hosted.inputs)
-            places = [(lowered.worker_of_stage(record.stage), sharding)]
-        else:
-            places = [input_place(lowered, graph.inputs[i].name, ports, meshes) for i in at]
-        places, leaf = _together(places, several)
-        inputs.append(leaf.sharding)
-        if len(at) > 1:
-            leaves[n] = leaf
-        for i, (worker, sharding) in zip(at, places, strict=True):
-            x = graph.inputs[i]
-            piece = _microbatch_place(lowered, x.name, x.type.shape, sharding)
-            origins[i] = ArrayPlace(worker, sharding, x.type.shape, x.type.dtype, microbatch=piece)
-    names = {x.name: i for i, x in enumerate(graph.inputs)}
-    makers_of = made_outputs(lowered)
-    ends: dict[int, ArrayPlace] = {}
-    results: dict[int, StackedLeaf] = {}
-    outputs: list[NamedSharding] = []
-    for n, (at, wanted) in enumerate(zip(split_step.outputs, content.outputs, strict=True)):
-        updated = [graph.outputs[i].updates for i in at]
-        if all(u in names for u in updated):
-            places = [(origins[names[str(u)]].worker, origins[names[str(u)]].sharding) for u in updated]
-        elif len(at) == 1:
-            sharding = sharding_of(wanted, meshes[wanted.stage], host=n in hosted.outputs)
-            _, makers, _, _ = makers_of[at[0]]
-            worker = lowered.worker_of_stage(wanted.stage)
-            places = [(worker if worker in makers else min(makers), sharding)]
-        else:
-            places = [_made_place(lowered, makers_of[i], devices) for i in at]
-        places, leaf = _together(places, several)
-        outputs.append(leaf.sharding)
-        if len(at) > 1:
-            results[n] = leaf
-        for i, (worker, sharding) in zip(at, places, strict=True):
-            value, makers, _, _ = makers_of[i]
-            o = graph.outputs[i]
-            ends[i] = ArrayPlace(worker, sharding, o.type.shape, o.type.dtype, value, makers)
-    return (
-        StepShardings(tuple(inputs), tuple(outputs)),
-        tuple(origins[i] for i in range(len(graph.inputs))),
-        tuple(ends[i] for i in range(len(graph.outputs))),
-        leaves,
-        results,
-    )
-
-
-def _together(
-    places: list[tuple[int, NamedSharding]], several: bool
-) -> tuple[list[tuple[int, NamedSharding]], StackedLeaf]:
-    """Place of a leaf's pieces between steps: on their stages, or on the first.
-
-    Args:
-        places: worker and sharding of each piece on its stage.
-        several: whether there are several processes, of which none can cut a leaf, or join one, that others have a part
-            of: it has to be made of the stages' arrays.
-    """
-    leaf = StackedLeaf(tuple(sharding for _, sharding in places))
-    if several and len(leaf.runs) > 1 and not leaf.is_direct:
-        places = [places[0]] * len(places)
-        leaf = StackedLeaf(tuple(sharding for _, sharding in places))
-    return places, leaf
-
-
-def made_outputs(lowered: LoweredPipeline) -> dict[int, tuple[str, tuple[int, ...], Port, int]]:
-    """Name in the dataflow, makers, and layout at the first maker, by output of the step."""
-    makers_of: dict[int, tuple[str, set[int], Port, int]] = {}
-    for program in sorted(lowered.programs, key=lambda p: p.work):
-        for port in program.writes:
-            if port.ref.kind == "out":
-                workers = lowered.table.workers_of_stage(program.work.stage)
-                makers_of.setdefault(port.ref.number, (port.name, set(), port, program.work.stage))[1].update(workers)
-    return {n: (name, tuple(sorted(ws)), port, stage) for n, (name, ws, port, stage) in makers_of.items()}
-
-
-def _made_place(
-    lowered: LoweredPipeline, makers_of: tuple[str, tuple[int, ...], Port, int], devices: Sequence[Any]
-) -> tuple[int, NamedSharding]:
-    """Worker and sharding of an output as it is made."""
-    _, makers, port, stage = makers_of
-    return makers[0], port.sharding(stage_mesh(lowered, makers[0], stage, devices))
-
-
-def _microbatch_place(
-    lowered: LoweredPipeline, name: str, shape: tuple[int, ...], sharding: NamedSharding
-) -> NamedSharding | None:
-    """Sharding of a microbatch of an input: split as the input is where that is even, else whole."""
-    dim = lowered.map.microbatching.batch.get(name)
-    if dim is None:
-        return None
-    piece = (*shape[:dim], shape[dim] // lowered.table.num_microbatches, *shape[dim + 1 :])
-    try:
-        sharding.shard_shape(piece)
-    except ValueError:
-        return NamedSharding(sharding.mesh, PartitionSpec())
-    return sharding
 
 
 def _announced(traced: Traced, split_step: SplitStep, ends: Sequence[ArrayPlace]) -> list[Announced]:

@@ -11,8 +11,10 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from autopar.lower.pipeline.build import LoweredPipeline
 from autopar.lower.pipeline.stage_program import Port, StageProgram
 from autopar.runtime.interpreter import Worker
 from autopar.runtime.transport.permutes import ArrayMove, Exchange, InFlight, MovePrograms
@@ -291,6 +293,38 @@ class ListMaker:
         place = origin.microbatch if known is None else known[0].sharding(known[1])
         assert place is not None, f"{name} is no batch where it lies"
         return LaidOut(shape, origin.dtype, place)
+
+
+def list_maker(lowered: LoweredPipeline, meshes: Mapping[tuple[int, int], Mesh], by_hand: bool) -> ListMaker:
+    """The maker of lists of a pipeline.
+
+    Args:
+        lowered: the pipeline.
+        meshes: by (worker, stage) the devices on which the worker runs the stage.
+        by_hand: see `ListMaker`.
+    """
+    table, ports = lowered.table, dict[tuple[int, str], tuple[Port, Mesh]]()
+    for program in sorted(lowered.programs, key=lambda p: p.work):
+        for worker in table.workers_of_stage(program.work.stage):
+            for port in program.reads:
+                ports.setdefault((worker, port.name), (port, meshes[worker, program.work.stage]))
+    processes = tuple(
+        frozenset(d.process_index for (w, _), mesh in meshes.items() if w == worker for d in mesh.devices.flat)
+        for worker in range(table.num_workers)
+    )
+    return ListMaker(
+        lowered.instructions.dataflow,
+        table,
+        {p.work: p for p in lowered.programs},
+        meshes,
+        ports,
+        processes,
+        jax.process_index(),
+        jax.process_count(),
+        lowered.map.microbatching.batch,
+        MovePrograms(),
+        by_hand,
+    )
 
 
 class _Arrays:

@@ -291,7 +291,7 @@ class _OnLists:
         if carry:
             _add_carried(pipeline, window, carry, start, lie)
         places = outputs_of_updates(flow.dataflow, flow.replaces, lambda s, b: (s, b), metrics=not drain)
-        ends = {n: pipeline.ends[n] for n in places}
+        ends = {n: pipeline.places.ends[n] for n in places}
         results = [
             (stage, b, ends[n], Buffer(f"output/{n}")) for n, (stage, b) in sorted(places.items())
             if ends[n].worker != stage
@@ -337,7 +337,7 @@ class _OnLists:
             if not value.is_input or value.ref is None:
                 continue
             name = value.ref.name
-            origin = pipeline.origins[pipeline.index[name]]
+            origin = pipeline.places.origins[pipeline.index[name]]
             here = origin.worker in pipeline.workers_here
             if value.ref.kind == "in":
                 buffer = Buffer(value.name)
@@ -369,7 +369,7 @@ def _layouts(
 ) -> tuple[LaidOut, ...]:
     """Layouts that the window does not say: of what is carried and no program reads."""
     carried = ((w, b) for w, buffers in enumerate(window.starts) for b in sorted(buffers))
-    return tuple(lie[w, b] for w, b in carried if (w, b.value) not in pipeline.ports and (w, b) in lie)
+    return tuple(lie[w, b] for w, b in carried if (w, b.value) not in pipeline.maker.ports and (w, b) in lie)
 
 
 def _add_carried(
@@ -386,7 +386,7 @@ def _add_carried(
             if key not in carry:
                 raise lacking(key)
             array = carry[key]
-            known = pipeline.ports.get((worker, b.value))
+            known = pipeline.maker.ports.get((worker, b.value))
             place = array.sharding if known is None else known[0].sharding(known[1])
             lie[worker, b] = LaidOut(array.shape, dtype_name(array.dtype), place)
             if worker in pipeline.workers_here:

@@ -35,8 +35,9 @@ from autopar.runtime.hosts.arrays import is_global, own, spread, whole
 from autopar.runtime.launches import LAUNCHES
 from autopar.runtime.leaves import check_data, give_up
 from autopar.runtime.loaded import LoadedStep, StepShardings, described_inputs
-from autopar.runtime.pipeline import SMALL_BYTES, made_outputs
+from autopar.runtime.pipeline import SMALL_BYTES
 from autopar.runtime.stacked import StackedLeaf
+from autopar.runtime.step_places import made_outputs
 from autopar.schedule import Buffer, Task, ValueRef, Work
 from autopar.schedule.memory import WorkerMemory
 from autopar.search.resharding import path_tables

@@ -147,7 +147,7 @@ def sends_of(program: PipelineProgram) -> Callable[[], None]:
     types = {n: o.type for n, o in enumerate(program.split_step.step.graph.outputs)}
     results = {
         n: jax.device_put(jnp.zeros(types[n].shape, jax_dtype(types[n].dtype)), program.places.ends[n].sharding)
-        for n in sorted(program.announcement.numbers)
+        for n in sorted(program.broadcast.numbers)
         if program.places.ends[n].sharding.addressable_devices
     }
 
@@ -155,7 +155,7 @@ def sends_of(program: PipelineProgram) -> Callable[[], None]:
         for exchange, arrays in zip(programs, given, strict=True):
             assert exchange.program is not None, "a send inside one process is no program"
             jax.block_until_ready(exchange.program(arrays) or [])
-        shared = program.announcement.tell(results)
+        shared = program.broadcast.tell(results)
         jax.block_until_ready(list(shared.values()))
 
     return start
@@ -190,8 +190,8 @@ def compute_of(program: PipelineProgram) -> PipelineProgram:
         if e.program is not None:
             arrived: Any = Arrived(zeros)
             exchanges[tag] = dataclasses.replace(e, program=arrived)
-    alone, silent = dataclasses.replace(step, exchanges=exchanges), Silent(program.announcement.mesh)
-    return dataclasses.replace(program, prepare=lambda batch: alone, announcement=silent)  # type: ignore[arg-type]
+    alone, silent = dataclasses.replace(step, exchanges=exchanges), Silent(program.broadcast.mesh)
+    return dataclasses.replace(program, prepare=lambda batch: alone, broadcast=silent)  # type: ignore[arg-type]
 
 
 def _zeros(move: ArrayMove, place: Any) -> Any:

@@ -41,12 +41,12 @@ def pass_of(source_info: Any) -> str:
 def is_recomputed(source_info: Any) -> bool:
     """Whether an equation is in the scope that jax makes around what a remat computes again.
 
-    It stands directly behind the transformations, or at the beginning of the stack of an equation inside of the remat;
-    a user's scope of its name stands behind it, or in the forward pass.
+    It stands directly after the transformations, or at the beginning of the stack of an equation inside of the remat;
+    a user's scope of its name stands after it, or in the forward pass.
     """
     stack = source_info.name_stack.stack
-    behind = next((n + 1 for n in reversed(range(len(stack))) if isinstance(stack[n], Transform)), 0)
-    return len(stack) > behind and bool(stack[behind].name == "rematted_computation")
+    inside = next((n + 1 for n in reversed(range(len(stack))) if isinstance(stack[n], Transform)), 0)
+    return len(stack) > inside and bool(stack[inside].name == "rematted_computation")
 
 
 def _own_line(traceback: Any) -> str:

@@ -28,7 +28,7 @@ class Pin:
     Args:
         pattern: path with ``*`` for one part and ``**`` for any number of parts.
         dims: dims that are split, all others are whole; None where a spec is given.
-        spec: for each dim the number of shards, `FREE` for any; dims behind its end are whole.
+        spec: for each dim the number of shards, `FREE` for any; dims after its end are whole.
         text: the entry as the user wrote it.
     """
 

@@ -29,7 +29,7 @@ from autopar.frontend.trace import callable_name, note
 from autopar.plan import Plan
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.schedule import Table
-from autopar.schedule.without_flush import flushes
+from autopar.schedule.without_flush.schedules import flushes
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -301,7 +301,7 @@ class ParallelFunction(Generic[_P, _R]):
         Args:
             path: a folder that all processes share; each checkpoint is a folder in it.
             state: pytree of arrays.
-            at: number of the checkpoint, as that of the step; None takes the one behind the latest.
+            at: number of the checkpoint, as that of the step; None takes the one after the latest.
             keep: how many are kept, the latest; None keeps all.
             wait: whether to return only when it is on disk; `wait_until_saved` waits later.
 

@@ -1,9 +1,10 @@
 """From a plan to a program: pipelines lowered and compiled, and the checks before something runs.
 
-`build_stages` and `build_apart_on_workers` compile plans with several stages. `check_effects`, `check_devices` and
-`check_for_workers` refuse steps and plans that cannot run. Plans from files that somebody may have changed run once
-they are proven, or are refused: `verify_unproven` proves what can be proven before a plan is lowered; `carried_out`
-refuses what goes wrong after. Plans of searches, and of files with the digest of their content, are neither.
+`build_stages` and `build_without_flush_on_workers` compile plans with several stages. `check_effects`,
+`check_devices` and `check_for_workers` refuse steps and plans that cannot run. Plans from files that somebody may have
+changed run once they are proven, or are refused: `verify_unproven` proves what can be proven before a plan is lowered;
+`carried_out` refuses what goes wrong after. Plans of searches, and of files with the digest of their content, are
+neither.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from autopar.runtime.pipeline import load_pipeline
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.runtime.ray.without_flush import load_remote_ampnet, load_remote_stale
 from autopar.runtime.without_flush import load_stale
-from autopar.schedule.without_flush import flushes, updates_apart
+from autopar.schedule.without_flush.schedules import flushes, updates_stagewise
 from autopar.search.clock import Clock
 from autopar.sharding.verify_plan import verify_arguments, verify_plan, wrong_entry
 
@@ -65,7 +66,7 @@ def build_stages(
         if not flushes(plan.schedule):
             stale = lower_stale(split_step.step, plan, arguments, platform)
             return load_stale(traced, split_step, stale, world_devices())
-        if updates_apart(plan.schedule):
+        if updates_stagewise(plan.schedule):
             return load_ampnet(traced, split_step, lower_ampnet(split_step.step, plan, platform), world_devices())
         given_up = {n for i in donated for n in split_step.names(i)}
         keeps = not as_one and jax.process_count() == 1
@@ -76,7 +77,7 @@ def build_stages(
         return load(traced, split_step, lowered, world_devices(), donated)
 
 
-def build_apart_on_workers(
+def build_without_flush_on_workers(
     traced: Traced, plan: Plan, cluster: RayCluster, clock: Clock, progress: Callable[[str], None] | None
 ) -> LoadedProgram:
     """Lowers a pipeline whose stages update each for itself and compiles it on workers.

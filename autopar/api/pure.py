@@ -26,8 +26,8 @@ from autopar.api.many_hosts import agree, many, same_arguments, share, takes_one
 from autopar.api.options import ParallelOptions
 from autopar.api.placement import CurrentPlacement, array_placement, planned_by_types, requested_placement
 from autopar.api.programs import (
-    build_apart_on_workers,
     build_stages,
+    build_without_flush_on_workers,
     carried_out,
     check_callbacks,
     check_devices,
@@ -67,7 +67,7 @@ from autopar.runtime import load_local
 from autopar.runtime.loaded import LoadedProgram
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.runtime.ray.program import load_remote
-from autopar.schedule.without_flush import check_flush, flushes, updates_apart
+from autopar.schedule.without_flush.schedules import check_flush, flushes, updates_stagewise
 from autopar.search import Job, Problem, Reporting, Strategy, Subproblem, strategy_named
 from autopar.search.again import SearchedAgain
 from autopar.search.cache import PlanCache, plan_cache
@@ -256,8 +256,8 @@ class PureFunction:
 
     def _step(self, traced: Traced, cluster: Cluster, split_step: SplitStep | None = None) -> TracedStep:
         donated, o = self.donated(traced), self.options
-        apart, shared = updates_apart(o.schedule), SharedState.of_stages(o.like)
-        return TracedStep(traced, donated, self._pins(traced), cluster.num_devices, split_step, apart, shared)
+        without_flush, shared = updates_stagewise(o.schedule), SharedState.of_stages(o.like)
+        return TracedStep(traced, donated, self._pins(traced), cluster.num_devices, split_step, without_flush, shared)
 
     @cached_property
     def _planner(self) -> Planner:
@@ -428,9 +428,9 @@ class PureFunction:
         check_for_workers(plan, cluster)
         check_effects(traced.graph)
         clock = Clock()
-        if updates_apart(plan.schedule):
-            apart = build_apart_on_workers(traced, plan, cluster, clock, self.options.progress)
-            return self._keep(signature, traced, plan, clock, apart)
+        if updates_stagewise(plan.schedule):
+            without_flush = build_without_flush_on_workers(traced, plan, cluster, clock, self.options.progress)
+            return self._keep(signature, traced, plan, clock, without_flush)
         with clock.phase("lower"):
             split_step = split_layers(traced, plan.content.stack_groups)
             lowered = lower_pipeline(split_step.step, plan, platform=cluster.run.platform)

@@ -145,8 +145,8 @@ class SharedState:
         """The stage that has a piece of a stack."""
         for number, stage in enumerate(self.plan.stages):
             if stage.layers is not None:
-                first, behind, total = stage.layers
-                if first <= group * total // groups < behind:
+                first, end, total = stage.layers
+                if first <= group * total // groups < end:
                     return number
         raise AutoparError(
             f"like={self.name}: its plan does not give the stage of each layer",
@@ -156,15 +156,15 @@ class SharedState:
 
     def _pairs(self, traced: Traced) -> list[tuple[Input, InputRecord]]:
         """Arguments of the step with the records of those of the other that they are."""
-        by_end = {(_behind(r.path), r.type): r for r in self.plan.content.inputs}
+        by_end = {(_without_argument(r.path), r.type): r for r in self.plan.content.inputs}
         pairs = [
-            (i, by_end[end]) for i in traced.graph.inputs if (end := (_behind(i.name), str(i.type))) in by_end
+            (i, by_end[end]) for i in traced.graph.inputs if (end := (_without_argument(i.name), str(i.type))) in by_end
             and i.role != "batch"
         ]  # fmt: skip
         if not pairs:
             raise AutoparError(
                 f"like={self.name}: no argument of {traced.graph.name} has a path and a type of its arguments",
-                cause="arguments are matched by what is behind the argument's name: state.params['w'], params['w']",
+                cause="arguments are matched by what is after the argument's name: state.params['w'], params['w']",
                 remedy=f"pass the state as {self.name} takes it; it has "
                 f"{', '.join(r.path for r in self.plan.content.inputs[:3])}",
             )
@@ -190,7 +190,7 @@ def placed_as(name: str, layout: str, sizes: dict[str, int], text: str) -> Const
     return Constraint(name, tuple(shards), text, dims)
 
 
-def _behind(path: str) -> str:
+def _without_argument(path: str) -> str:
     """A path without the name of the argument."""
     ends = [n for n in (path.find("."), path.find("[")) if n >= 0]
     return path[min(ends) :] if ends else ""

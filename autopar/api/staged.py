@@ -101,7 +101,7 @@ class LoweredCall(CallInfo):
         return traced, self.pure.donated(traced)
 
     def as_text(self, dialect: str | None = None, *, debug_info: bool = False) -> str:
-        """The program as text, or those of every stage one behind the other.
+        """The program as text, or those of every stage one after the other.
 
         Args:
             dialect: "stablehlo" (None too) or "hlo".

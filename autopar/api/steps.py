@@ -26,7 +26,7 @@ from autopar.ir.fingerprint import fingerprint
 from autopar.ir.loops import microbatch_loops
 from autopar.ir.verify import verify
 from autopar.lower.batch_loops import parts_side_by_side
-from autopar.lower.dealt import dealt
+from autopar.lower.batched_matrices import with_batched_matrices
 from autopar.lower.layer_techniques import update_in_backward, updates_by_layer
 from autopar.lower.pipeline.source import TracedStages
 from autopar.lower.rewrites import layer_ends, reassociated_bound
@@ -161,7 +161,7 @@ def as_one_stage(traced: Traced, num_devices: int, form: StepForm) -> tuple[Trac
         MicrobatchError: there cannot be as many microbatches.
     """
     first, form = in_form(traced, form, FIRST)
-    plain = dealt(first, num_devices)
+    plain = with_batched_matrices(first, num_devices)
     form = structs.replace(form, layer_ends=layer_ends(plain, form.remat, form.layer_ends))
     step, formed = in_form(plain, form, TECHNIQUES)
     if form.remat != "none" and microbatch_loops(step.graph) > 2:
@@ -215,7 +215,7 @@ def restacked(plan: Plan, graph: Graph, split_step: SplitStep, block_scores: int
 
 
 def _layers_by_stage(plan: Plan, graph: Graph, split_step: SplitStep) -> dict[int, tuple[int, int, int]]:
-    """First stacked layer, number behind the last one, and number of all layers, by stage.
+    """First stacked layer, number after the last one, and number of all layers, by stage.
 
     They are those of the first parameter that is in pieces: all such parameters are read by the same loops.
     """

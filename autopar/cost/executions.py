@@ -23,7 +23,7 @@ class RoundWork:
 
     Args:
         busy_s: seconds of the program of each worker; 0 where it has none.
-        permutes_s: by permute behind the round the seconds of its messages.
+        permutes_s: by permute after the round the seconds of its messages.
         held_bytes: by worker bytes of each value that it holds when the round ends.
     """
 

@@ -132,7 +132,7 @@ def _primitive(name: str, whole: Callable[..., Any]) -> Primitive:
     return primitive
 
 
-#: A convolution with ``borders``: by window dim None, or (mode, "in" or "out", positions before and behind). "in": the
+#: A convolution with ``borders``: by window dim None, or (mode, "in" or "out", positions before and after). "in": the
 #: array has them in place of zeros. "out": of the result with them, which is not returned, they go back to where the
 #: borders of such an array come from.
 bordered_p = _primitive(_CONVOLUTION, _convolved)
@@ -242,7 +242,7 @@ class _BorderWalk(Folding):
         return self.types[name].shape[dim]
 
     def _mode(self, name: str, dim: int, source: str) -> tuple[str, int, int] | None:
-        """The borders that an array is of a source: mode, positions before and behind."""
+        """The borders that an array is of a source: mode, positions before and after."""
         size, count = self._size(source, dim), self._size(name, dim)
         along = self._map(name, dim, source, size)
         if along is None or len(along[0]) != count or not 0 < count - size <= size:
@@ -448,7 +448,7 @@ def _joins(before: tuple[Any, ...], named: tuple[str, int, int]) -> bool:
 
 
 def _named(taken: NDArray[np.int64], size: int) -> tuple[str, int, int] | None:
-    """The mode, and positions before and behind, of borders of ``size`` elements that lie at positions ``taken``."""
+    """The mode, and positions before and after, of borders of ``size`` elements that lie at positions ``taken``."""
     more = len(taken) - size
     for low in range(more + 1):
         if not np.array_equal(taken[low : low + size], np.arange(size)):

@@ -264,7 +264,7 @@ class _GraphBuilder:
     def transposed(
         self, params: Mapping[str, Any], inputs: list[Operand], type: TensorType, scope: str
     ) -> tuple[Mapping[str, Any], list[Operand]]:
-        """A reshape that reads the dims in another order, as a plain one behind a transpose: parameters, operands."""
+        """A reshape that reads the dims in another order, as a plain one after a transpose: parameters, operands."""
         order = tuple(int(d) for d in params["dimensions"])
         moved = TensorType(tuple(type.shape[d] for d in order), type.dtype)
         results = self.plain(jax.lax.transpose_p, {"permutation": order}, inputs[:1], [moved], scope)

@@ -19,9 +19,9 @@ from autopar.frontend.attrs import attrs_of
 from autopar.ir import Operand, Operator, Value
 
 Params: TypeAlias = Mapping[str, Any]
-#: By dim: positions before, behind and between elements, as `jax.lax.pad` takes them; negative ones are cut off.
+#: By dim: positions before, after and between elements, as `jax.lax.pad` takes them; negative ones are cut off.
 _Config: TypeAlias = tuple[tuple[int, int, int], ...]
-#: By dim: elements that are cut off before and behind, and the step from one that is kept to the next.
+#: By dim: elements that are cut off before and after, and the step from one that is kept to the next.
 _Crop: TypeAlias = tuple[tuple[int, int, int], ...]
 _Params: TypeAlias = Mapping[str, Any]
 _CONVOLUTION = "conv_general_dilated"

@@ -57,7 +57,7 @@ class Labels:
     earlier: int = 0
 
     @staticmethod
-    def behind(labels: Labels | None) -> Labels:
+    def after(labels: Labels | None) -> Labels:
         """Marks for another trace of what was traced under ``labels``."""
         entries = [] if labels is None else list(labels.entries)
         return Labels(entries, earlier=len(entries))

@@ -214,7 +214,7 @@ def replaced_in_place(graph: Graph, op: Operator) -> Mapping[int, int]:
     if not replaced:
         return {}
     returned = [o.operand for o in graph.outputs]
-    behind = {o for other in graph.operators[graph.operators.index(op) + 1 :] for o in other.reads}
+    later = {o for other in graph.operators[graph.operators.index(op) + 1 :] for o in other.reads}
     return {
         n: replaced[operand]
         for n, operand in enumerate(op.operands)
@@ -222,9 +222,9 @@ def replaced_in_place(graph: Graph, op: Operator) -> Mapping[int, int]:
         and operand in replaced
         and (n >= loop.num_whole if replaced[operand] >= loop.num_carry else n == loop.num_consts + replaced[operand])
         and op.operands.count(operand) == 1
-        and operand not in behind
+        and operand not in later
         and operand not in returned
-        and op.results[replaced[operand]].name not in behind
+        and op.results[replaced[operand]].name not in later
         and returned.count(op.results[replaced[operand]].name) == 1
         and op.results[replaced[operand]].type == graph.types[operand]
     }

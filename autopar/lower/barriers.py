@@ -1,6 +1,6 @@
 """Order that a compiler must keep: what is not computed early, and collectives apart from loops with collectives.
 
-`behind` and `not_before` make a value depend on others. `CollectiveBarriers` uses them: XLA's CPU client runs what is
+`after` and `not_before` make a value depend on others. `CollectiveBarriers` uses them: XLA's CPU client runs what is
 independent at the same time, on as many threads as there are devices. It keeps collectives in one order on all
 devices, but not those inside of loops and branches: some devices may wait within a branch, others at a collective next
 to it, until no thread is left, and the process is ended. So what must not overlap is made to depend on each other.
@@ -22,7 +22,7 @@ from autopar.ir import Layout, Operator
 _BITS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}
 
 
-def behind(piece: Any, others: Sequence[Any]) -> Any:
+def after(piece: Any, others: Sequence[Any]) -> Any:
     """``piece`` as it is, in a form that a compiler cannot compute before all of ``others`` are there.
 
     More bits set than there are is never true, which no pass over HLO knows.
@@ -59,7 +59,7 @@ def not_before(piece: Any, now: Any) -> Any:
     if now is None or not jnp.issubdtype(now.dtype, jnp.inexact) or not jnp.issubdtype(piece.dtype, jnp.floating):
         return piece
     element = element_of(now)
-    return piece if element is None else behind(piece, [element])
+    return piece if element is None else after(piece, [element])
 
 
 @dataclass
@@ -77,13 +77,13 @@ class CollectiveBarriers:
     since: list[Any] = field(default_factory=list)
 
     def collective(self, piece: Any, age: int) -> Any:
-        """Operand of a collective, behind a barrier that waits for the last region.
+        """Operand of a collective, after a barrier that waits for the last region.
 
         Args:
             piece: of this device.
             age: number of the last region that it depends on by itself.
         """
-        return piece if age == self.regions or self.last is None else behind(piece, [self.last])
+        return piece if age == self.regions or self.last is None else after(piece, [self.last])
 
     def collected(self, result: Any) -> None:
         """Notes what a collective made."""
@@ -102,7 +102,7 @@ class CollectiveBarriers:
         if not before or not sizes:
             return list(arrays)
         least = min(sizes, key=lambda n: (sizes[n], n))
-        return [behind(jnp.asarray(a), before) if n == least else a for n, a in enumerate(arrays)]
+        return [after(jnp.asarray(a), before) if n == least else a for n, a in enumerate(arrays)]
 
     def leave(self, results: Sequence[Any]) -> None:
         """Notes what a region made."""

@@ -99,7 +99,7 @@ class _Frame:
         """The value of an operand."""
         return scalar(operand) if isinstance(operand, Literal) else self.env[operand]
 
-    def apart_from(self, operand: Operand) -> list[tuple[_Branch, _Saved]]:
+    def saved_separately(self, operand: Operand) -> list[tuple[_Branch, _Saved]]:
         """(branch, what it saved apart from the value ``operand``)."""
         return [(b, saved) for (name, b), saved in self.apart.items() if name == operand]
 
@@ -115,7 +115,7 @@ class _BranchRun:
         """Puts every value of ``bound`` into ``frame``."""
         for op in bound.graph.operators:
             saved = [s for s in self.shared if s.path == frame.path and s.cond.id == op.id]
-            takes = any(frame.apart_from(o) for o in op.operands)
+            takes = any(frame.saved_separately(o) for o in op.operands)
             inside = self._inside(f"{frame.path}{op.id}/")
             if op.primitive == "scan" and (takes or inside):
                 with self.recorder.around(op):
@@ -141,7 +141,7 @@ class _BranchRun:
                     more.append((s, branch))
                 frame.apart[s.name, (branch,)] = _Saved(f"{s.name}@{branch}" if passed is None else passed)
         given = [frame.read(o) for o in op.operands]
-        wanted = [(n, b, o) for n, operand in enumerate(op.operands) for b, o in frame.apart_from(operand) if n]
+        wanted = [(n, b, o) for n, operand in enumerate(op.operands) for b, o in frame.saved_separately(operand) if n]
         operands = [*given[1:], *(frame.read(o.operand) for _, _, o in wanted)]
 
         def branch_of(number: int, leaving: Sequence[_Leaving]) -> Any:
@@ -216,12 +216,12 @@ class _BranchRun:
             for ((name, branch), saved), shape in zip(apart.items(), shapes, strict=True):
                 results = [v.name for v, o in zip(op.results, region.outputs, strict=True) if o.operand == name]
                 passed = outside.get(str(saved.operand))
-                apart_name = f"{op.id}/{number}/{name}@{_text(branch)}"
+                saved_name = f"{op.id}/{number}/{name}@{_text(branch)}"
                 for result in results:
-                    operand = apart_name if passed is None else passed
+                    operand = saved_name if passed is None else passed
                     frame.apart[result, (number, *branch)] = _Saved(operand, saved.same)
                 if results and passed is None:
-                    leaving.append(_Leaving(apart_name, number, saved, shape.shape, shape.dtype))
+                    leaving.append(_Leaving(saved_name, number, saved, shape.shape, shape.dtype))
         return leaving
 
     def _scan(self, bound: BoundGraph, op: Operator, frame: _Frame) -> None:
@@ -230,7 +230,7 @@ class _BranchRun:
         params, region = bound.bounds[op.id].params, bound.bounds[op.id].regions["body"]
         inputs = [i.name for i in region.graph.inputs]
         consts, initial, stacks = scan.split([frame.read(o) for o in op.operands])
-        taken = [(n, b, o) for n, operand in enumerate(op.operands) for b, o in frame.apart_from(operand)]
+        taken = [(n, b, o) for n, operand in enumerate(op.operands) for b, o in frame.saved_separately(operand)]
         sliced = [(n, b, o) for n, b, o in taken if n >= scan.num_whole and not o.same[0]]
         leaving: list[tuple[str, _Branch, _Saved]] = []  # a shared result of the body, its branch, what it saved
 

@@ -12,7 +12,7 @@ from the operands, which the synchronous, the ``-start`` and the tuple forms hav
 
 XLA may write groups by axes of a mesh; `listed_groups` writes them out as lists of devices:
 ``replica_groups=mesh['a'=2,'b'=4] {'b'}`` becomes ``replica_groups={{0,1,2,3},{4,5,6,7}}``. A part of an axis,
-``'b':(2)2``, is the dim of size 2 behind one of size 2 (its first number) in that axis. The devices of a mesh may be
+``'b':(2)2``, is the dim of size 2 after one of size 2 (its first number) in that axis. The devices of a mesh may be
 in another order: ``device_ids=([2,4]T(1,0))`` is a transposed count, ``device_ids=(3,2,1,0)`` a list.
 """
 
@@ -72,7 +72,7 @@ def listed_groups(text: str) -> str:
 
 def _listed(match: re.Match[str]) -> str:
     sizes = {name: int(n) for name, n in _AXIS.findall(match["axes"])}
-    # Each axis as dims of the device array: before, the part, behind it.
+    # Each axis as dims of the device array: before, the part, after it.
     cuts: dict[str, set[int]] = {name: {1, n} for name, n in sizes.items()}
     wanted: list[tuple[str, int, int]] = []
     for name, before, part in _PART.findall(match["chosen"]):
@@ -114,7 +114,7 @@ class Instruction:
         name: its name.
         shape: text of its result's type.
         opcode: what it does.
-        operands: text between the brackets behind the opcode.
+        operands: text between the brackets after the opcode.
         attributes: what follows, without metadata.
         scope: jax's name stack of the operation that it came from; "" where the text does not tell.
     """
@@ -190,7 +190,7 @@ def _instruction(line: str, with_metadata: str) -> Instruction | None:
 
 
 def _closing(line: str, start: int) -> int:
-    """Index behind the bracket that closes the one at ``start``."""
+    """Index after the bracket that closes the one at ``start``."""
     depth = 0
     for k in range(start, len(line)):
         depth += (line[k] in "([{") - (line[k] in ")]}")
@@ -270,7 +270,7 @@ def _constant(i: Instruction | None) -> int | None:
 
 
 def _callers_first(entry: str, calls: Mapping[str, list[tuple[str, float, bool]]]) -> list[str]:
-    """The computations that ``entry`` leads to, each behind all that call it."""
+    """The computations that ``entry`` leads to, each after all that call it."""
     done: dict[str, None] = {}
     stack = [(entry, False)]
     while stack:
@@ -454,7 +454,7 @@ def read_collectives(
     operands = [tensors_of(o, shapes) for o in split_operands(i.operands)]
     if kind == "collective-permute":
         groups = _numbers(_PAIRS, i) or _groups(i, devices)
-        # The form that writes into a buffer has that and two offsets behind the data.
+        # The form that writes into a buffer has that and two offsets after the data.
         in_place = len(operands) == 4 and all(t[0] == "i32" for o in operands[2:] for t in o)
         size, operands = 2, operands[: 1 if in_place else None]
     else:

@@ -78,12 +78,12 @@ def scan_in_place(
 
 
 def ends_layer(op: Operator) -> bool:
-    """Whether an operator is the barrier behind which a layer of a segment writes its rows of stacks."""
+    """Whether an operator is the barrier after which a layer of a segment writes its rows of stacks."""
     return op.primitive == "optimization_barrier" and of_segments(op)
 
 
-def behind_layer(graph: Graph, op: Operator, arrays: Sequence[Any]) -> list[Any]:
-    """The value behind a barrier, for compilers that drop barriers.
+def after_layer(graph: Graph, op: Operator, arrays: Sequence[Any]) -> list[Any]:
+    """The value after a barrier, for compilers that drop barriers.
 
     Args:
         graph: body of the loop.

@@ -29,7 +29,7 @@ from autopar.lower.barriers import CollectiveBarriers, not_before, splits_inside
 from autopar.lower.callbacks import Callbacks
 from autopar.lower.collective_matmul import BlockProduct
 from autopar.lower.hosted import to_device, to_host
-from autopar.lower.in_place import behind_layer, ends_layer, numbers_in_place, scan_in_place
+from autopar.lower.in_place import after_layer, ends_layer, numbers_in_place, scan_in_place
 from autopar.lower.localize.base import AxisIndex, LocalContext, scalar
 from autopar.lower.localize.registry import localize
 from autopar.lower.values import ComputedValue, Held, converted_inside, rows_as_bits, taken_in_slices
@@ -287,7 +287,7 @@ class Interpreter:
         held = [(i, s) for i, s in enumerate(sources) if isinstance(s, Held)]
         shards = [s.take(s.layout, "") for _, s in held]
         if self.sharded.orders_collectives and ends_layer(op) and len(held) == len(sources):
-            passed = behind_layer(graph.graph, op, shards)
+            passed = after_layer(graph.graph, op, shards)
         else:
             passed = bind(bound.primitive, bound.params, shards)
         after = {i: array for (i, _), array in zip(held, passed, strict=True)}
@@ -440,7 +440,7 @@ def _typed(array: Any, type: TensorType) -> Any:
 def done_before(graph: Graph, env: Mapping[str, Held | ComputedValue], carries: Sequence[Any]) -> list[Any]:
     """Operands of a loop that wait for some results of the step.
 
-    Where memory is short the loss is summed, and a parameter behind the last layer updated, before the loop, as the
+    Where memory is short the loss is summed, and a parameter after the last layer updated, before the loop, as the
     plan has it. XLA's scheduler for GPUs would put that after the loop, with logits and their gradient in memory.
 
     Args:

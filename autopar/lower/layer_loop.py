@@ -122,7 +122,7 @@ def with_layer_loops(
 
 
 def _in_turn(graph: Graph, items: Sequence[Operator | LayerLoop]) -> list[Operator | LayerLoop]:
-    """Operators and loops in their order, each behind all that it takes."""
+    """Operators and loops in their order, each after all that it takes."""
     reads = [item.read(graph) if isinstance(item, LayerLoop) else item.reads for item in items]
     makers = {
         name: n
@@ -387,7 +387,7 @@ def _bytes_taken(graph: Graph, part: Sequence[Operator], stacks: Collection[str]
 
 
 def _gradients_first(operators: Sequence[Operator], gradients: Collection[Operand]) -> tuple[Operator, ...]:
-    """Operators of a body, those that only cast gradients or lay them out directly behind what they read.
+    """Operators of a body, those that only cast gradients or lay them out directly after what they read.
 
     jax casts the gradients of parameters that were cast at the beginning of a trip at its end, all of them. There they
     would wait in what the products made.
@@ -401,8 +401,8 @@ def _gradients_first(operators: Sequence[Operator], gradients: Collection[Operan
         (result, *more) = op.results or (None,)
         if result is None or more or op.effects or op.regions or len(op.reads) != 1 or not is_fusible(op):
             continue
-        behind = readers.get(result.name, ())
-        if (behind or result.name in gradients) and all(r.id in tails for r in behind):
+        takers = readers.get(result.name, ())
+        if (takers or result.name in gradients) and all(r.id in tails for r in takers):
             tails.add(op.id)
     ordered: list[Operator] = []
 

@@ -11,7 +11,7 @@ What treats the layers of stacks independently, which the rules of its operators
 adds up over layers, as norms of all gradients, in a loop before it. A parameter of which the loop over layers makes a
 stack of gradients may be updated in that loop, if its update needs of the backward pass nothing but the slice of the
 trip. So no stack of gradients is kept (LOMO, Lv et al., 2023). A sum over all gradients is there only after the loop:
-what depends on it stays behind the loop.
+what depends on it stays after the loop.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def update_in_backward(graph: Graph) -> tuple[bool, str]:
 def updated_by_layer(traced: Traced) -> Traced:
     """The step whose update of stacked layers is a loop over layers; ``traced`` itself where there is none.
 
-    The loop is behind all else, where no gradient waits: nothing reads what it makes.
+    The loop is after all else, where no gradient waits: nothing reads what it makes.
     """
     loops = loops_of_update(traced.graph)
     if not loops:
@@ -208,7 +208,7 @@ class _Search:
 
     Args:
         graph: the step.
-        alone: the loop that would update layers behind all else.
+        alone: the loop that would update layers after all else.
         gradients: see `_gradients`.
         common: operators of ``alone`` that no parameter decides: each loop makes their slices for itself.
     """

@@ -162,7 +162,7 @@ class _Run:
             for name, array in inputs.items()
         }
         for op in self.graph.operators:
-            # What reads state behind the loop pads it again: in between none is kept.
+            # What reads state after the loop pads it again: in between none is kept.
             results = self._loop(op, dict(env)) if op is loop else self._operator(op, env)
             env.update(zip((v.name for v in op.results), results, strict=True))
         return {o.operand: env[o.operand].cut() for o in self.graph.outputs if isinstance(o.operand, str)}
@@ -302,7 +302,7 @@ def _sized(key: str) -> _Adapt:
 def _reshape(
     op: Operator, operands: list[_Padded], arrays: list[Any], params: Params, shape: Shape
 ) -> list[Any] | None:
-    """Reshapes take padding along where it lies behind the same elements before and after."""
+    """Reshapes take padding along where it lies after the same elements before and after."""
     params["new_sizes"] = shape
     return arrays if np.prod(shape) == arrays[0].size else None
 
@@ -335,7 +335,7 @@ def _slid(
     for d, (size, count, taps) in enumerate(padded):
         low, high = padding[d]
         if padded[d] != plain[d]:
-            padding[d] = low, Halo.sliding(size, count, taps, steps[d], low).behind
+            padding[d] = low, Halo.sliding(size, count, taps, steps[d], low).after
         if padding[d][1] < min(0, high):
             return False
     params["padding"] = tuple(padding)
@@ -389,7 +389,7 @@ def _select_and_scatter_add(
 
 
 def _pad(op: Operator, operands: list[_Padded], arrays: list[Any], params: Params, shape: Shape) -> list[Any] | None:
-    """Zeros before, between and behind the elements of a dim with padding, which is 0."""
+    """Zeros before, between and after the elements of a dim with padding, which is 0."""
     config = list(params["padding_config"])
     for d, (low, high, between) in enumerate(config):
         sizes = arrays[0].shape[d], shape[d]
@@ -397,7 +397,7 @@ def _pad(op: Operator, operands: list[_Padded], arrays: list[Any], params: Param
             continue
         if not operands[1].zero:
             return None
-        config[d] = low, Halo.padded(*sizes, config[d]).behind, between
+        config[d] = low, Halo.padded(*sizes, config[d]).after, between
     params["padding_config"] = tuple(config)
     return arrays
 

@@ -32,7 +32,7 @@ def apply_steps(steps: Sequence[ReshardStep], array: Any, mesh: LogicalMesh, ind
     if not steps:
         return array
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
-        # Keys as the numbers that they are: one more dim, behind those that the steps name.
+        # Keys as the numbers that they are: one more dim, after those that the steps name.
         data = apply_steps(steps, jax.random.key_data(array), mesh, index)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
     if array.dtype.name in ("int2", "uint2"):

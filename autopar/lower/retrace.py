@@ -57,7 +57,7 @@ class Step:
 
 
 def step_of(traced: Traced) -> Step:
-    """The step of a traced function; what it closes over are inputs behind the others."""
+    """The step of a traced function; what it closes over are inputs after the others."""
     return Step(traced.program, (*traced.signature.avals(), *(jax.typeof(c) for c in traced.closed_over)))
 
 
@@ -76,9 +76,9 @@ class Recorder:
     splices: bool = False
 
     @staticmethod
-    def behind(program: BoundGraph, *, splices: bool = False) -> Recorder:
+    def after(program: BoundGraph, *, splices: bool = False) -> Recorder:
         """For another trace of ``program``, whose regions may have marks of earlier traces; ``splices`` as above."""
-        return Recorder(Labels.behind(program.labels), splices=splices)
+        return Recorder(Labels.after(program.labels), splices=splices)
 
     @contextmanager
     def around(self, op: Operator) -> Iterator[None]:
@@ -266,7 +266,7 @@ def retraced_bound(
         shapes: of its inputs, as jax knows them.
         run: as of `retraced`.
     """
-    graph, recorder = bound.graph, Recorder.behind(bound, splices=True)
+    graph, recorder = bound.graph, Recorder.after(bound, splices=True)
 
     def step(*arrays: Any) -> list[Any]:
         env = run(dict(zip((i.name for i in graph.inputs), arrays, strict=True)), recorder)

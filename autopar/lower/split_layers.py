@@ -1,4 +1,4 @@
-"""A step whose stacked layers are taken apart: one `lax.scan` over layers becomes several, one behind the other.
+"""A step whose stacked layers are taken apart: one `lax.scan` over layers becomes several, one after the other.
 
 Models that scan over layers keep the parameters of all layers in one array, the layer's number first. A pipeline wants
 the layers of a stage, with their parameters and optimizer state, on that stage. So the step is rewritten: each such
@@ -186,7 +186,7 @@ class _SplitValues:
     def __init__(self, bound: BoundGraph, groups: int, leaves: set[str]) -> None:
         self.bound, self.groups, self.leaves = bound, groups, leaves
         self.mesh = pseudo_mesh(groups)
-        self.recorder = Recorder.behind(bound)
+        self.recorder = Recorder.after(bound)
         self.env: dict[str, _Value] = {}
         self.made_of_nothing: dict[str, Operator] = {}
         self.split_outputs: tuple[bool, ...] = ()
@@ -326,7 +326,7 @@ class _SplitValues:
         return scan.length % self.groups == 0 and any(isinstance(o, str) and self.env[o].dim == 0 for o in stacks)
 
     def _scan(self, op: Operator, bound: Bound) -> None:
-        """One loop a group, one behind the other; the last group first where the loop runs backward."""
+        """One loop a group, one after the other; the last group first where the loop runs backward."""
         scan = Scan.of(op)
         consts, initial, stacked = scan.split(op.operands)
         size = scan.length // self.groups

@@ -43,14 +43,14 @@ _MODEL_ROLES = ("parameter", "optimizer")
 class States:
     """States of all values after the walk forward over the operators.
 
-    ``late`` holds names of values that are known after the loop only, ``behind_barrier`` those that come out of a
+    ``late`` holds names of values that are known after the loop only, ``after_barrier`` those that come out of a
     barrier next to values of a microbatch: the same in every microbatch or not, they must not be asked for outside the
     loop, which would take the whole batch through the barrier.
     """
 
     values: dict[str, Layout] = field(default_factory=dict)
     late: set[str] = field(default_factory=set)
-    behind_barrier: set[str] = field(default_factory=set)
+    after_barrier: set[str] = field(default_factory=set)
     matches: dict[str, Match] = field(default_factory=dict)
     mixing: list[Operator] = field(default_factory=list)
 
@@ -197,8 +197,8 @@ def forward_states(graph: Graph, batch: Mapping[str, int], axis: MicrobatchAxis,
         else:
             s.values.update(zip(results, known_results, strict=True))
             mixed = op.primitive == "optimization_barrier" and not is_whole(states)
-            if mixed or not s.behind_barrier.isdisjoint(names):
-                s.behind_barrier.update(results)
+            if mixed or not s.after_barrier.isdisjoint(names):
+                s.after_barrier.update(results)
     return s
 
 
@@ -375,7 +375,7 @@ def operand_layouts(
     ):
         out.add(op.id, local)
         return local.operands
-    if s.behind_barrier.isdisjoint(op.reads) or op.effects:
+    if s.after_barrier.isdisjoint(op.reads) or op.effects:
         return None
     if op.regions:
         matched_again = region_states(graph, op, states, op.id, axis, out)

@@ -1,6 +1,6 @@
 """`analyze_with_barrier`: a step whose examples meet once, as the stages of a pipeline run it.
 
-All forward passes run first. What needs values of all microbatches runs once behind them, on whole values; the backward
+All forward passes run first. What needs values of all microbatches runs once after them, on whole values; the backward
 passes take its results. Nothing of a forward pass runs again, as in the loops of `autopar.microbatch.meetings`: what it
 left is held for all microbatches, as GPipe holds it (Huang et al., GPipe, 2019, section 2.3).
 """
@@ -18,7 +18,7 @@ from autopar.microbatch.analyze import States, analyze, entering, examples, forw
 from autopar.microbatch.base import Joined, Microbatching, pseudo_mesh
 from autopar.microbatch.inside import Decisions, MicrobatchAxis
 from autopar.microbatch.match import whole
-from autopar.microbatch.meetings import analyze_in_loops, loop_until, matrices_of_model, meeting_of, step_behind
+from autopar.microbatch.meetings import analyze_in_loops, loop_until, matrices_of_model, meeting_of, step_after
 
 
 def analyze_with_barrier(graph: Graph, count: int, late: frozenset[str] = frozenset()) -> Microbatching:
@@ -30,7 +30,7 @@ def analyze_with_barrier(graph: Graph, count: int, late: frozenset[str] = frozen
         late: ids of operators that are to run after the loop though they could run in it.
 
     Raises:
-        MicrobatchError: as `analyze`; where examples meet more than once, or the model goes on behind where they do.
+        MicrobatchError: as `analyze`; where examples meet more than once, or the model goes on after where they do.
     """
     try:
         return analyze(graph, count, late)
@@ -54,7 +54,7 @@ def _in_one_stage(graph: Graph, count: int, error: MicrobatchError) -> Microbatc
     return MicrobatchError(
         f"{error.fact}; stages have one moment for that, between the forward and the backward passes of all "
         "microbatches",
-        cause="examples meet more than once, or layers of the model are behind where they meet (batch norm)",
+        cause="examples meet more than once, or layers of the model are after where they meet (batch norm)",
         remedy=f"num_stages=1, which runs {loops} loops over the microbatches, num_microbatches=1, or a statistic over "
         "a part of the batch (group norm, groups of tokens)",
         source=error.source,
@@ -63,13 +63,13 @@ def _in_one_stage(graph: Graph, count: int, error: MicrobatchError) -> Microbatc
 
 @dataclass(frozen=True)
 class _Halves:
-    """A step before and behind where its examples meet.
+    """A step before and after where its examples meet.
 
     Args:
         first: ids of the operators of a microbatch that what meets needs.
         joined: values of microbatches that meet.
         known: values that the meeting makes.
-        states: of all values: of those of ``first`` while they run, of all others behind the meeting.
+        states: of all values: of those of ``first`` while they run, of all others after the meeting.
     """
 
     first: frozenset[str]
@@ -79,7 +79,7 @@ class _Halves:
 
     @property
     def totals(self) -> frozenset[str]:
-        """Terms that meet: in the loop of each microbatch its own, behind the meeting their sum."""
+        """Terms that meet: in the loop of each microbatch its own, after the meeting their sum."""
         return frozenset(j.name for j in self.joined if j.layout.partial)
 
 
@@ -96,19 +96,19 @@ def _halves(
     loop = loop_until(graph, count, batch, axis, meeting, model) if meeting.joined else None
     if loop is None:
         return None
-    rest = step_behind(graph, meeting, before)
-    behind = forward_states(rest, batch, axis, late)
-    if is_mixed(rest, behind):
+    rest = step_after(graph, meeting, before)
+    after = forward_states(rest, batch, axis, late)
+    if is_mixed(rest, after):
         return None
     first = [op for op in graph.operators if op.id in set(loop.microbatching.body)]
     if any(phase_of(op) == "backward" for op in first):
         return None
     of_first = {n: before.values[n] for n in names_made(first)}
     states = States(
-        {**behind.values, **of_first},
-        behind.late,
-        before.behind_barrier | behind.behind_barrier,
-        {**behind.matches, **{op.id: before.matches[op.id] for op in first if op.id in before.matches}},
+        {**after.values, **of_first},
+        after.late,
+        before.after_barrier | after.after_barrier,
+        {**after.matches, **{op.id: before.matches[op.id] for op in first if op.id in before.matches}},
     )
     known = frozenset(names_made(meeting.operators))
     return _Halves(frozenset(op.id for op in first), loop.microbatching.joined, known, states)
@@ -202,7 +202,7 @@ def _body(
 
 
 def _ends_forward(graph: Graph, body: set[str], met: list[str]) -> bool:
-    """Whether no layer of the model is behind where examples meet."""
+    """Whether no layer of the model is after where examples meet."""
     inside = [op for op in graph.operators if op.id in body]
-    behind = [op for op in dependents(inside, met) if phase_of(op) != "backward"]
-    return not any(op.regions or op.primitive in CONTRACTIONS for op in behind)
+    after = [op for op in dependents(inside, met) if phase_of(op) != "backward"]
+    return not any(op.regions or op.primitive in CONTRACTIONS for op in after)

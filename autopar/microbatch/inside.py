@@ -24,7 +24,7 @@ class MicrobatchAxis:
 
     Args:
         mesh: see `autopar.microbatch.base.pseudo_mesh`.
-        known: by what a region is and what it is given, how it runs, and the layouts inside by id behind the region's.
+        known: by what a region is and what it is given, how it runs, and the layouts inside by id after the region's.
     """
 
     mesh: LogicalMesh
@@ -316,7 +316,7 @@ def is_sum(body: Graph, given: int, result: int) -> bool:
 
 
 def before_barriers(graph: Graph, operand: Operand) -> Operand:
-    """The value behind the barriers that made ``operand``: jax puts them before recomputed operators."""
+    """The value after the barriers that made ``operand``: jax puts them before recomputed operators."""
     while isinstance(operand, str):
         op = graph.producers.get(operand)
         if op is None or op.primitive != "optimization_barrier":

@@ -70,7 +70,7 @@ def analyze_in_loops(graph: Graph, count: int) -> tuple[MicrobatchLoop, ...]:
         count: number of equal microbatches.
 
     Raises:
-        MicrobatchError: as `analyze`, where examples meet too often, inside a loop, or behind a print or callback.
+        MicrobatchError: as `analyze`, where examples meet too often, inside a loop, or after a print or callback.
     """
     try:
         return (MicrobatchLoop(graph, analyze(graph, count)),)
@@ -111,12 +111,12 @@ def _loops(graph: Graph, count: int, batch: dict[str, int]) -> tuple[MicrobatchL
         if loop is None:
             return None
         loops.append(loop)
-        graph = step_behind(graph, meeting, states)
+        graph = step_after(graph, meeting, states)
     return None
 
 
 def meeting_of(graph: Graph, s: States, axis: MicrobatchAxis, model: frozenset[str], *, wide: bool = False) -> Meeting:
-    """All that can run behind one loop of what mixing operators need.
+    """All that can run after one loop of what mixing operators need.
 
     What takes cotangents back through the model's matrices does not: in the next loop it runs on one microbatch.
 
@@ -199,7 +199,7 @@ def loop_until(
         count: number of microbatches.
         batch: inputs that are split, with the dim.
         axis: of microbatches.
-        meeting: what runs behind the loop.
+        meeting: what runs after the loop.
         model: the matrices of parameters.
     """
     operators = closure(graph.operators, meeting.joined)
@@ -231,8 +231,8 @@ def matrices_of_model(graph: Graph) -> frozenset[str]:
     return frozenset(n for n in names if graph.types[n].rank > 1)
 
 
-def step_behind(graph: Graph, meeting: Meeting, s: States) -> Graph:
-    """The step behind a meeting: what it made and the sums of terms are inputs.
+def step_after(graph: Graph, meeting: Meeting, s: States) -> Graph:
+    """The step after a meeting: what it made and the sums of terms are inputs.
 
     Examples that it took are made again in the next loop.
 

@@ -1,6 +1,6 @@
 """Plain text that keeps to a width: paragraphs, labelled lines and tables, without a break inside of words.
 
-Lines break at spaces, and paths behind ``]``, ``)``, ``/``, ``.`` and ``,``; a figure and its unit stay together. A
+Lines break at spaces, and paths after ``]``, ``)``, ``/``, ``.`` and ``,``; a figure and its unit stay together. A
 part of a path that is longer than the width by itself is left whole.
 """
 

@@ -211,8 +211,8 @@ def layers_text(stage: Stage) -> str:
     """``layers 0-11 of 24`` of a stack; "" where the stage has none of its own."""
     if stage.layers is None:
         return ""
-    first, behind, total = stage.layers
-    return f"layer {first} of {total}" if behind == first + 1 else f"layers {first}-{behind - 1} of {total}"
+    first, end, total = stage.layers
+    return f"layer {first} of {total}" if end == first + 1 else f"layers {first}-{end - 1} of {total}"
 
 
 def _operators(c: PlanContent) -> int:

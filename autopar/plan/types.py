@@ -126,7 +126,7 @@ class Stage(Record, frozen=True):
         state_bytes: bytes a device of parameters and optimizer state that lie there between steps.
         received_bytes: bytes a device that earlier stages send for each microbatch in flight.
         host: use of host memory.
-        layers: of a model that loops over a stack of layers the first of this stage, the number behind its last one,
+        layers: of a model that loops over a stack of layers the first of this stage, the number after its last one,
             and the number of all; None where the stack is not cut into stages, or there is none.
         form: what the stage was turned into before it was sharded.
         thresholds: bytes up to which the compiler for GPUs is asked to send collectives as one; None for its own.

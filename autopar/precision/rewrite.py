@@ -168,7 +168,7 @@ class PrecisionWalk:
         if name == "scan":
             return self._scan(eqn, operands, phase)
         if name == "optimization_barrier":
-            return self._behind_barrier(operands)
+            return self._after_barrier(operands)
         if self.precision.denies(name, scope) or not any(is_wide(v.aval) for v in eqn.invars):
             return self._plain(eqn, operands)
         if name in PRODUCTS and not _is_exact(eqn):
@@ -181,7 +181,7 @@ class PrecisionWalk:
         body, taken = opened
         closed = body if isinstance(body, ClosedJaxpr) else ClosedJaxpr(body, ())
         if recomputes(eqn):
-            operands = self._behind_barrier(operands)
+            operands = self._after_barrier(operands)
         marked = phase_of_equation(eqn, self.enclosing)
         results = self._results_wanted(closed.jaxpr.outvars, eqn.outvars)
         of_body = Wanted.of(closed.jaxpr, marked, results)
@@ -300,16 +300,16 @@ class PrecisionWalk:
         pairs = zip(inner, outer, strict=True)
         return [b for b, v in pairs if v in self.wide and not isinstance(b, JaxLiteral)]
 
-    def _behind_barrier(self, operands: Sequence[Twin]) -> list[Twin]:
+    def _after_barrier(self, operands: Sequence[Twin]) -> list[Twin]:
         """Twins of what a recomputation takes, kept apart from the first computation; held narrow where they follow."""
         held = [i for i, t in enumerate(operands) if not is_constant(t.wide)]
         passed = jax.lax.optimization_barrier([operands[i].stored(operands[i].follows, self.dtype) for i in held])
-        behind = list(operands)
+        after = list(operands)
         for i, value in zip(held, passed, strict=True):
             twin = operands[i]
-            behind[i] = Twin(narrow=value, follows=True) if twin.follows else Twin(value, parameter=twin.parameter)
-            behind[i].cotangent = twin.cotangent
-        return behind
+            after[i] = Twin(narrow=value, follows=True) if twin.follows else Twin(value, parameter=twin.parameter)
+            after[i].cotangent = twin.cotangent
+        return after
 
 
 def _row(twin: Twin, wide: bool, dtype: Any) -> Any:

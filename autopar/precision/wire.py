@@ -3,7 +3,7 @@
 `wire_of` reads the user's option, `with_formats` marks the weights and gradients of a traced step, and `wired` marks
 one value: devices that send it use the format. On one device marks change nothing.
 
-A weight is marked where an operator of the forward or backward pass reads it, behind casts and reshapes: masters, and
+A weight is marked where an operator of the forward or backward pass reads it, after casts and reshapes: masters, and
 updates of them, are not. A gradient is marked where the update reads it, so that terms of microbatches add up first,
 and where a loop of the backward pass stacks it. Codes and scales of the formats are in `autopar.transforms.formats`;
 the operators that send are chosen by the planner.
@@ -165,7 +165,7 @@ class _Walk:
             return self._opened(eqn, opened, operands, scope)
         phase = phase_of_equation(eqn, self.enclosing)
         if name == "optimization_barrier":
-            return _behind_barrier(operands)
+            return _after_barrier(operands)
         if name == "scan":
             results = self._scan(eqn, operands, phase)
         elif name in _VIEWS and operands[0].role == "weights":
@@ -181,7 +181,7 @@ class _Walk:
         body, taken = opened
         closed = body if isinstance(body, ClosedJaxpr) else ClosedJaxpr(body, ())
         if recomputes(eqn):
-            operands = _behind_barrier(operands)
+            operands = _after_barrier(operands)
         enclosing = phase_of_equation(eqn, self.enclosing)
         results = _pairs(closed.jaxpr.outvars, eqn.outvars, self.for_update)
         inside = _Walk(self.wire, _for_update(closed.jaxpr, enclosing, results), enclosing, self.in_loop)
@@ -229,7 +229,7 @@ class _Walk:
 
 
 def _marked(array: Any, format: WireFormat | None) -> Any:
-    """``array`` behind a mark, where it has two dims and the format takes fewer bits than it has."""
+    """``array`` after a mark, where it has two dims and the format takes fewer bits than it has."""
     if format is None or jnp.ndim(array) < 2 or not jnp.issubdtype(jnp.result_type(array), jnp.floating):
         return array
     return wired(array, format) if format.message_bytes(array.size) < array.size * array.dtype.itemsize else array
@@ -258,9 +258,9 @@ def _pairs(inner: Sequence[Any], outer: Sequence[Any], wanted: Collection[Any]) 
     return [b for b, v in zip(inner, outer, strict=True) if v in wanted and not isinstance(b, JaxLiteral)]
 
 
-def _behind_barrier(operands: Sequence[_SentValue]) -> list[_SentValue]:
+def _after_barrier(operands: Sequence[_SentValue]) -> list[_SentValue]:
     held = [i for i, v in enumerate(operands) if isinstance(v.array, jax.core.Tracer)]
-    behind = list(operands)
+    after = list(operands)
     for i, array in zip(held, jax.lax.optimization_barrier([operands[i].array for i in held]), strict=True):
-        behind[i] = _SentValue(array, operands[i].role)
-    return behind
+        after[i] = _SentValue(array, operands[i].role)
+    return after

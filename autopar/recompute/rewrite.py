@@ -25,7 +25,7 @@ class Recomputed:
     Args:
         graph: the graph; operators that run again lie before the first that needs them.
         copies: by id of an operator that runs again the id of the first.
-        barriers: by id of a barrier that keeps the two apart the id of the first operator behind it.
+        barriers: by id of a barrier that keeps the two apart the id of the first operator after it.
     """
 
     graph: Graph

@@ -17,7 +17,7 @@ from autopar.ir.types import TensorType
 
 #: Passes a value on; a result is its operand.
 _BARRIER = "optimization_barrier"
-#: What ends a layer behind its last product: bias and residual.
+#: What ends a layer after its last product: bias and residual.
 _BEHIND = frozenset({"add", "add_any", "convert_element_type"})
 
 

@@ -207,8 +207,10 @@ def cheapest_saved(
                         seen.add(operand)
                         stack.append(operand)
         network.add_edge(op.id, ("value", name), capacity=graph.types[name].nbytes)
-    _, (_, behind) = nx.minimum_cut(network, _SOURCE, _SINK)
+    _, (_, sink_side) = nx.minimum_cut(network, _SOURCE, _SINK)
     crossing = (
-        (op, value) for op, value in network.edges if op not in behind and value in behind and isinstance(value, tuple)
+        (op, value)
+        for op, value in network.edges
+        if op not in sink_side and value in sink_side and isinstance(value, tuple)
     )
     return frozenset(value[1] for _, value in crossing)

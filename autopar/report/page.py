@@ -177,7 +177,7 @@ def short(text: str) -> str:
 
 
 def breakable(text: str) -> Markup:
-    """``text`` as HTML that may go on in the next line behind ``]``, ``)``, ``/`` and ``.`` but not inside a word."""
+    """``text`` as HTML that may go on in the next line after ``]``, ``)``, ``/`` and ``.`` but not inside a word."""
     return Markup(_BREAKS.sub(r"\1<wbr>", str(escape(text))))
 
 
@@ -303,7 +303,7 @@ _PLACE = re.compile(r"(?P<file>[^:]+):(?P<line>\d+)\b")
 def with_source_lines(
     sections: Sequence[Section], details: Details, folders: Sequence[Path] = ()
 ) -> tuple[Section, ...]:
-    """Sections whose rows are linked to the lines that they come from, with a listing of these lines behind them.
+    """Sections whose rows are linked to the lines that they come from, with a listing of these lines after them.
 
     What a row's operator computes, with its shapes, is shown where a pointer is over the row's name. A line's text is
     there where its file is one of this process, or in one of ``folders``.

@@ -4,9 +4,9 @@
 `autopar.runtime.ray.without_flush.load_remote_ampnet` that of workers.
 
 `run_stage` carries out the call of one stage, over whatever link joins it to the others. Each stage counts its own
-keys under way, which bounds how old its gradients are (see `autopar.schedule.ampnet`). Where backward passes go
-through all stages, the keys of stage 0 are those of all. What a stage computes depends on the order of its own passes
-alone, since keys do not overtake each other: the same orders give the same numbers to the bit.
+keys under way, which bounds how old its gradients are (see `autopar.schedule.without_flush.ampnet`). Where backward
+passes go through all stages, the keys of stage 0 are those of all. Results of a stage depend on the order of its own
+passes alone, since keys do not overtake each other: the same orders give the same numbers to the bit.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from autopar.runtime.transport.base import ArrivalLink
 from autopar.runtime.transport.queues import WorkerQueues
 from autopar.runtime.without_flush import OverAnother, outputs_of_updates
 from autopar.schedule import NONE, Accumulate, Apply, Buffer, Free, Kind, Run, Stash, Table, Task, WorkSpec
-from autopar.schedule.ampnet import AmpFlow
-from autopar.schedule.stale import METRICS, SHARED, STATE
+from autopar.schedule.without_flush.ampnet import AmpFlow
+from autopar.schedule.without_flush.lists import METRICS, SHARED, STATE
 
 #: (the pipeline, flow, inputs as `place_all` made them, order of each stage or nothing) -> results, orders that were.
 Carry: TypeAlias = Callable[[Any, AmpFlow, Sequence[Any], tuple[str, ...]], tuple[Sequence[Any], tuple[str, ...]]]
@@ -319,7 +319,7 @@ class AmpStage:
             self._read_at[key] = self.updates
         else:
             age = self.updates - self._read_at.pop(key)
-            assert age <= self.flow.most_stale, f"{self.passes[-1]} is {age} updates behind its forward pass"
+            assert age <= self.flow.most_stale, f"{self.passes[-1]} is {age} updates after its forward pass"
         sent = self._pass(kind, key)
         if kind == "backward":
             if (key + 1) % self.flow.update_every == 0:

@@ -212,9 +212,9 @@ class Checkpoints:
         wanted = {jax.tree_util.keystr(p): x for p, x in with_paths}
         leaves_by_path = {leaf.path: leaf for leaf in content.leaves}
         if wanted.keys() != leaves_by_path.keys():
-            apart = min(wanted.keys() ^ leaves_by_path.keys())
+            path = min(wanted.keys() ^ leaves_by_path.keys())
             raise CheckpointError(
-                f"{folder} is of another structure: {apart} is {'not there' if apart in wanted else 'only there'}",
+                f"{folder} is of another structure: {path} is {'not there' if path in wanted else 'only there'}",
                 remedy="restore it with the state that it was made from",
             )
         try:

@@ -35,8 +35,8 @@ from autopar.lower.pipeline.build import LoweredPipeline
 from autopar.lower.split_layers import SplitStep
 from autopar.plan.pipeline import WorkKind
 from autopar.runtime.hosts.agree import Agreement, wait_s
-from autopar.runtime.hosts.announced import Announced, Announcement
 from autopar.runtime.hosts.arrays import copied, empty, is_global, own, put, spread
+from autopar.runtime.hosts.broadcast import Broadcast, BroadcastResult
 from autopar.runtime.interpreter import Ready, Worker
 from autopar.runtime.launches import LAUNCHES
 from autopar.runtime.leaves import check_data, check_donated, give_up
@@ -83,7 +83,7 @@ class PipelineProgram(LoadedStep):
     loaded: Mapping[tuple[int, Work], Loaded]
     prepare: Callable[[frozenset[str]], StepLists]
     maker: ListMaker
-    announcement: Announcement
+    broadcast: Broadcast
     process: int
     worker_memory: tuple[WorkerMemory, ...]
 
@@ -202,7 +202,7 @@ class PipelineProgram(LoadedStep):
                 self.lowered.callbacks.raise_stuck()
                 raise
             outputs = {n: self.output(workers, n, end) for n, end in enumerate(self.places.ends)}
-            shared = self.announcement.tell(outputs)
+            shared = self.broadcast.tell(outputs)
             give_up(leaves, self.donated)
             give_up(placed, self.donated)
             joined = self.joined({**outputs, **shared})
@@ -218,7 +218,7 @@ class PipelineProgram(LoadedStep):
             step: the lists, and the order in which they are carried out.
             start: by (worker, buffer) the arrays on this process's workers; taken from there.
         """
-        in_flight = InFlight(self.announcement.mesh)
+        in_flight = InFlight(self.broadcast.mesh)
         workers = self.workers(PermuteLinks(step.exchanges, in_flight).link, start)
         step.carry_out(self.process, workers, self._over_processes, in_flight)
         return workers
@@ -422,8 +422,8 @@ def load_pipeline(
     maker = list_maker(lowered, meshes, by_hand)
     places = places_of(lowered, split_step, maker.ports, devices)
     shardings, ends = places.shardings, places.ends
-    shared = [] if by_hand and jax.process_count() == 1 else _announced(traced, split_step, ends)
-    announcement = Announcement(shared, devices)
+    shared = [] if by_hand and jax.process_count() == 1 else _broadcast_results(traced, split_step, ends)
+    broadcast = Broadcast(shared, devices)
     by_name = {i.name: origin for i, origin in zip(split_step.step.graph.inputs, places.origins, strict=True)}
     lists = tuple(w.instructions for w in lowered.instructions.workers)
 
@@ -434,9 +434,9 @@ def load_pipeline(
         return step
 
     first = prepare(frozenset()) if flushes else None
-    announcement.compile()
+    broadcast.compile()
     outputs = tuple(
-        announcement.sharding if at[0] in announcement.numbers else sharding
+        broadcast.sharding if at[0] in broadcast.numbers else sharding
         for at, sharding in zip(split_step.outputs, shardings.output_shardings, strict=True)
     )
     count = len(traced.signature.traced)
@@ -457,16 +457,16 @@ def load_pipeline(
         loaded,
         prepare,
         maker,
-        announcement,
+        broadcast,
         jax.process_index(),
         memory,
     )
 
 
-def _announced(traced: Traced, split_step: SplitStep, ends: Sequence[ArrayPlace]) -> list[Announced]:
+def _broadcast_results(traced: Traced, split_step: SplitStep, ends: Sequence[ArrayPlace]) -> list[BroadcastResult]:
     """Small results that are no state, but for keys."""
     return [
-        Announced(at[0], o.type, ends[at[0]].sharding)
+        BroadcastResult(at[0], o.type, ends[at[0]].sharding)
         for o, at in zip(traced.graph.outputs, split_step.outputs, strict=True)
         if not o.updates and len(at) == 1 and o.type.nbytes <= SMALL_BYTES and not o.type.dtype.startswith("key<")
     ]

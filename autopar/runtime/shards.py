@@ -1,6 +1,6 @@
 """Shards of arrays in files: what each process writes of a checkpoint, and how any part of an array is read back.
 
-A process writes all its shards one behind the other into one file. Where each shard lies in the file and in its array,
+A process writes all its shards one after the other into one file. Where each shard lies in the file and in its array,
 and its checksum, is reported to whoever writes the list of the checkpoint. Nothing is pickled.
 
 `check_leaves` proves that a list can be true, as a list may come from anywhere. What it says must neither read outside

@@ -120,7 +120,7 @@ class LoadedTexts:
     loaded: Mapping[tuple[int, Work], Loaded]
 
     def as_text(self) -> str:
-        """Optimized HLO of every stage program, one behind the other."""
+        """Optimized HLO of every stage program, one after the other."""
         return "\n".join(f"// {name}\n{compiled.as_text()}" for name, compiled in self._by_program.items())
 
     def memory_analysis(self) -> dict[str, Any]:

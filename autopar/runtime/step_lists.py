@@ -35,7 +35,7 @@ from autopar.schedule import (
 )
 from autopar.schedule.order import Launch, Order, check_starts, order_of, starts_of
 
-#: Tags of values that go before and behind the lists; those of schedules count up from 0.
+#: Tags of values that go before and after the lists; those of schedules count up from 0.
 _FIRST_TAG = 1 << 30
 
 
@@ -160,7 +160,7 @@ class ListMaker:
         ends: Sequence[ArrayPlace],
         placed_batch: frozenset[str],
     ) -> StepLists:
-        """The lists of a step of the schedule with what goes before and behind it.
+        """The lists of a step of the schedule with what goes before and after it.
 
         Args:
             lists: of the schedule.
@@ -180,7 +180,7 @@ class ListMaker:
         results: Sequence[tuple[int, Buffer, ArrayPlace, Buffer]],
         start: Mapping[tuple[int, Buffer], LaidOut],
     ) -> StepLists:
-        """Lists with what workers send each other before and behind them.
+        """Lists with what workers send each other before and after them.
 
         Args:
             lists: of the schedule.
@@ -190,17 +190,17 @@ class ListMaker:
         """
         sends = sorted(copies)
         before: list[list[Instruction]] = [[] for _ in lists]
-        behind: list[list[Instruction]] = [[] for _ in lists]
+        after: list[list[Instruction]] = [[] for _ in lists]
         for n, (source, target, value, into) in enumerate(sends):
             before[source].append(Send(value, target, _FIRST_TAG + n))
             before[target].append(Recv(into, source, _FIRST_TAG + n))
         comes: dict[int, LaidOut] = {}
         for n, (source, value, place, into) in enumerate(results):
             tag = _FIRST_TAG + len(sends) + n
-            behind[source].append(Send(value, place.worker, tag))
-            behind[place.worker].append(Recv(into, source, tag))
+            after[source].append(Send(value, place.worker, tag))
+            after[place.worker].append(Recv(into, source, tag))
             comes[tag] = place.array
-        whole = tuple((*a, *b, *c) for a, b, c in zip(before, lists, behind, strict=True))
+        whole = tuple((*a, *b, *c) for a, b, c in zip(before, lists, after, strict=True))
         return self.ordered(whole, start, comes)
 
     def ordered(

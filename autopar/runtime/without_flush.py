@@ -31,14 +31,14 @@ from autopar.runtime.pipeline import PipelineProgram, load_pipeline
 from autopar.runtime.step_lists import LaidOut, StepLists, input_buffer
 from autopar.schedule import NONE, Buffer, Dataflow, Task, Work
 from autopar.schedule.memory import WorkerMemory
-from autopar.schedule.stale import METRICS, SHARED, StaleFlow, Window, Windows
+from autopar.schedule.without_flush.lists import METRICS, SHARED, StaleFlow, Window, Windows
 
 #: What is under way is under keys of stages, but for arguments of calls that later updates read.
 ARGUMENT = "argument/"
 
 T = TypeVar("T")
 #: (the pipeline, inputs of the lowered step by name, what is under way, calls so far, whether it is a drain) -> outputs
-#: of the lowered step by number, and what is under way behind it.
+#: of the lowered step by number, and what is under way after it.
 Carry: TypeAlias = Callable[
     [Any, Mapping[str, Any], Mapping[str, Any], int, bool], tuple[dict[int, Any], dict[str, Any]]
 ]
@@ -175,7 +175,7 @@ def outputs_of_updates(
     """Outputs of the step by number: the newest state, and what else its updates return.
 
     Args:
-        dataflow: works; the update has the parts of `autopar.schedule.stale`.
+        dataflow: works; the update has the parts of `autopar.schedule.without_flush.lists`.
         replaces: by value that the update writes the input that it is the next of.
         array: what a stage has in a buffer.
         metrics: whether that is wanted which is no state.
@@ -315,7 +315,7 @@ class _OnLists:
             left[carry_key(w, flow.shifted(b))] = there
         if not drain:
             with LAUNCHES:
-                outputs.update(pipeline.announcement.tell(outputs))
+                outputs.update(pipeline.broadcast.tell(outputs))
         return outputs, left
 
     def _inputs(

@@ -61,10 +61,10 @@ class _GreedyRows:
     ) -> None:
         stages = range(len(after))
         self.after, self.workers, self.count, self.trains = after, workers, num_microbatches, trains
-        self.behind = [[t for t in stages if s in after[t]] for s in stages]
+        self.successors = [[t for t in stages if s in after[t]] for s in stages]
         self.most = [1 for _ in stages]
         for s in reversed(stages):
-            self.most[s] = 1 + max((self.most[t] for t in self.behind[s]), default=0)
+            self.most[s] = 1 + max((self.most[t] for t in self.successors[s]), default=0)
         self.ends: dict[tuple[str, int, int], int] = {}
         self.done = {kind: [0 for _ in stages] for kind in ("forward", "backward")}
 
@@ -91,10 +91,10 @@ class _GreedyRows:
         stages = [s for s, w in enumerate(self.workers) if w == worker][::-1]
         for s in stages:
             k = self.done["backward"][s]
-            needs = [("forward", s, k), *(("backward", t, k) for t in self.behind[s])]
+            needs = [("forward", s, k), *(("backward", t, k) for t in self.successors[s])]
             if self.trains and k < self.count and self._over(needs, now):
                 return Task("backward", s, k)
-        for s in sorted(stages, key=lambda s: all(self.workers[t] == worker for t in self.behind[s])):
+        for s in sorted(stages, key=lambda s: all(self.workers[t] == worker for t in self.successors[s])):
             k = self.done["forward"][s]
             full = self.trains and k - self.done["backward"][s] >= self.most[s]
             if k < self.count and not full and self._over([("forward", t, k) for t in self.after[s]], now):

@@ -134,7 +134,7 @@ def _check_order(table: Table) -> None:
     raise ScheduleError(
         f"schedule {table.name} never ends: {'; '.join(lines)}",
         cause="a row has a task before one that it needs, directly or by way of other workers",
-        remedy=f"move {task} of worker {worker} behind what it waits for",
+        remedy=f"move {task} of worker {worker} after what it waits for",
         table=marked_text(table, task),
     )
 
@@ -160,7 +160,7 @@ def check_barrier(table: Table) -> None:
 
 
 def _backward_before_forward(table: Table) -> Task | None:
-    """The first task of a worker that is no forward pass and has one behind it."""
+    """The first task of a worker that is no forward pass and has one after it."""
     for row in table.rows:
         last = max((n for n, task in enumerate(row) if task.kind == "forward"), default=-1)
         early = next((task for task in row[:last] if task.kind != "forward"), None)

@@ -12,7 +12,7 @@ from autopar.schedule.table import Table, Task
 class Chimera(Schedule):
     """Half of the microbatches enter at the first worker, half at the last; each worker holds two stages' weights.
 
-    Li and Hoefler, Chimera (2021), section 3.1, with one model replica pair and units of p microbatches put one behind
+    Li and Hoefler, Chimera (2021), section 3.1, with one model replica pair and units of p microbatches put one after
     the other (section 3.5). Where p divides m and forward takes as long as backward the bubble is (p-2)/(2m+p-2);
     p/2+1 to p microbatches in flight.
     """

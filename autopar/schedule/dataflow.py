@@ -82,7 +82,7 @@ class WorkSpec:
         work: the work.
         reads: names of values, in the order of the program's arguments.
         writes: names of values, in the order of the program's results.
-        accumulates: names of accumulators; the program has one more result for each, behind ``writes``: what this
+        accumulates: names of accumulators; the program has one more result for each, after ``writes``: what this
             microbatch contributes.
         temporaries_bytes: bytes a device that it needs besides what it reads and writes.
         aliases: (read, write) pairs that share a buffer wherever the one that is read is donated.
@@ -205,7 +205,7 @@ def chain(
     ]
     for s in range(table.num_stages):
         values.append(ValueSpec(f"w{s}", parameter_bytes, "step", stages=(s,), donated=trains))
-        out = (f"y{s}",) if table.stages_behind(s) else ()
+        out = (f"y{s}",) if table.stages_after(s) else ()
         kept = (f"k{s}",) if trains else ()
         values += [ValueSpec(n, boundary_bytes, "microbatch") for n in out]
         values += [ValueSpec(n, activation_bytes, "microbatch") for n in kept]
@@ -226,7 +226,7 @@ def _train(
     global_norm: bool,
 ) -> None:
     """Backward, weight gradient and update of stage ``s``."""
-    reads = (f"w{s}", f"k{s}", *(_gradient(table, s, t) for t in table.stages_behind(s)))
+    reads = (f"w{s}", f"k{s}", *(_gradient(table, s, t) for t in table.stages_after(s)))
     down = tuple(_gradient(table, t, s) for t in table.stages_before(s))
     values += [ValueSpec(n, boundary_bytes, "microbatch") for n in down]
     values.append(ValueSpec(f"g{s}", parameter_bytes, "accumulator", reduce="sum"))
@@ -254,4 +254,4 @@ def _train(
 
 def _gradient(table: Table, stage: int, source: int) -> str:
     """The gradient of what a stage hands on, from one of those that it is handed to."""
-    return f"d{stage}" if len(table.stages_behind(stage)) == 1 else f"d{stage}.{source}"
+    return f"d{stage}" if len(table.stages_after(stage)) == 1 else f"d{stage}.{source}"

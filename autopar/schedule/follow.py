@@ -226,7 +226,7 @@ class Queues(Generic[Item]):
         return len(self._queues[source, target]) < self._depth
 
     def send(self, source: int, target: int, tag: int, value: Item) -> None:
-        """Puts a value behind the others."""
+        """Puts a value after the others."""
         self._queues[source, target].append((tag, value))
 
     def first(self, source: int, target: int) -> tuple[int, Item] | None:

@@ -10,7 +10,7 @@ from autopar.schedule.table import Table, Task
 
 @final
 class Inference(Schedule):
-    """Microbatches one behind the other, forward only. Bubble (p-1)/(m+p-1); one microbatch on a stage at a time."""
+    """Microbatches one after the other, forward only. Bubble (p-1)/(m+p-1); one microbatch on a stage at a time."""
 
     @property
     def name(self) -> str:

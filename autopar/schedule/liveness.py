@@ -1,4 +1,4 @@
-"""FREE and donation: every buffer is given up by the last instruction that uses it, or right behind it."""
+"""FREE and donation: every buffer is given up by the last instruction that uses it, or right after it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from autopar.schedule.table import Table
 
 
 def free_early(table: Table, dataflow: Dataflow, workers: tuple[WorkerProgram, ...]) -> tuple[WorkerProgram, ...]:
-    """The lists with buffers donated where their last use can take them over, else freed right behind it.
+    """The lists with buffers donated where their last use can take them over, else freed right after it.
 
     What belongs to the caller stays: inputs that are not donated, and results on the workers that made them.
 

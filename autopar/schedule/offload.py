@@ -42,14 +42,14 @@ def _moved(lines: tuple[Instruction, ...], names: set[str]) -> tuple[Instruction
             if buffer.value in names:
                 touched.setdefault(buffer, []).append(number)
     runs = [number for number, i in enumerate(lines) if isinstance(i, Run)]
-    behind: dict[int, list[Instruction]] = {}
+    following: dict[int, list[Instruction]] = {}
     ahead: dict[int, list[Instruction]] = {}
     for buffer, at in sorted(touched.items()):
         for before, after in pairwise(at):
             between = [r for r in runs if before < r < after]
             if len(between) > 1:
-                behind.setdefault(before, []).append(Offload(buffer))
+                following.setdefault(before, []).append(Offload(buffer))
                 ahead.setdefault(between[-1], []).append(Fetch(buffer))
     return tuple(
-        i for number, line in enumerate(lines) for i in (*ahead.get(number, ()), line, *behind.get(number, ()))
+        i for number, line in enumerate(lines) for i in (*ahead.get(number, ()), line, *following.get(number, ()))
     )

@@ -56,7 +56,7 @@ def order_of(lists: Sequence[Sequence[Instruction]]) -> tuple[Launch, ...]:
     """One order in which all instructions can be carried out where a SEND and its RECV are one event.
 
     Events come in the order of a run in which a backward pass takes as long as two forward passes. SENDs that
-    follow each other, but for FREEs between them, are one launch where the receiver takes them one behind the other.
+    follow each other, but for FREEs between them, are one launch where the receiver takes them one after the other.
 
     Args:
         lists: what each worker has to do, in order.
@@ -108,7 +108,7 @@ class _Rendezvous:
         if stuck:
             raise ScheduleError(
                 f"workers wait for each other: {blocked_text(self._lists, self._at, stuck)}",
-                cause="a value is sent before and received behind another one that goes the other way",
+                cause="a value is sent before and received after another one that goes the other way",
             )
         return tuple(launches)
 

@@ -9,7 +9,6 @@ from typing import Any, TypeAlias, TypeVar
 from autopar.errors import ScheduleError
 from autopar.errors.names import known_names
 from autopar.hooks import NamedRegistry
-from autopar.schedule.ampnet import AmpNet
 from autopar.schedule.base import Schedule
 from autopar.schedule.branches import Branches
 from autopar.schedule.chimera import Chimera
@@ -19,10 +18,9 @@ from autopar.schedule.inference import Inference
 from autopar.schedule.interleaved import Interleaved
 from autopar.schedule.one_f_one_b import OneFOneB
 from autopar.schedule.user_table import UserTable
-from autopar.schedule.without_flush import PipeDream, PipeDreamVertical, TwoBuffered
-from autopar.schedule.zb_h1 import ZbH1
-from autopar.schedule.zb_h2 import ZbH2
-from autopar.schedule.zb_v import ZbV
+from autopar.schedule.without_flush.ampnet import AmpNet
+from autopar.schedule.without_flush.schedules import PipeDream, PipeDreamVertical, TwoBuffered
+from autopar.schedule.zero_bubble import ZbH1, ZbH2, ZbV
 
 #: Makes a schedule; options such as ``chunks`` are keyword arguments.
 Factory: TypeAlias = Callable[..., Schedule]

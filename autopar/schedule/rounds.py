@@ -1,7 +1,7 @@
 """Instruction lists in rounds that all workers begin together, as one program on all devices carries them out.
 
 `rounds_of` says what each worker does in each round. A worker runs one program at most in a round, and a value that is
-sent in it is there when the next one begins. `permutes_of` joins what workers send behind a round. Both know no shapes.
+sent in it is there when the next one begins. `permutes_of` joins what workers send after a round. Both know no shapes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def rounds_of(lists: Sequence[Sequence[Instruction]]) -> tuple[RoundParts, ...]:
 
 
 def _turn(line: Sequence[Instruction], at: int, arrived: set[int]) -> tuple[Instruction, ...]:
-    """Instructions of a worker up to a second program, a value that is not there, or anything behind a SEND."""
+    """Instructions of a worker up to a second program, a value that is not there, or anything after a SEND."""
     done: list[Instruction] = []
     ran = sends = False
     for i in (line[n] for n in range(at, len(line))):

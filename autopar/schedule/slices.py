@@ -7,7 +7,7 @@ microbatch waits for a slice, so that a pipeline fills and drains as much faster
 microbatch is TeraPipe's schedule. `with_slices` makes a schedule with slices.
 
 Positions of a causal model read only earlier ones, so a stage can pass on a slice of tokens before it takes the next.
-With t(l, c) seconds of a stage for l tokens behind c earlier ones, K stages take
+With t(l, c) seconds of a stage for l tokens after c earlier ones, K stages take
 
     T = sum_i t(l_i, l_1 + ... + l_(i-1)) + (K - 1) max_i t_i        (equation 5)
 

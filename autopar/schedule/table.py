@@ -62,8 +62,8 @@ class Task:
     slice: int = 0
 
     def __str__(self) -> str:
-        behind = f"/{self.slice}" if self.slice else ""
-        return f"{_LETTERS[self.kind]}{self.stage}.{self.microbatch}{behind}"
+        suffix = f"/{self.slice}" if self.slice else ""
+        return f"{_LETTERS[self.kind]}{self.stage}.{self.microbatch}{suffix}"
 
     @staticmethod
     def parse(text: str) -> Task | None:
@@ -140,7 +140,7 @@ class Table:
         return tuple(sorted({t.stage for t in self.rows[worker]}))
 
     @cached_property
-    def _behind(self) -> Mapping[int, tuple[int, ...]]:
+    def _stages_after(self) -> Mapping[int, tuple[int, ...]]:
         """Stages that wait for each stage, where stages are a graph."""
         stages = range(self.num_stages)
         return MappingProxyType({s: tuple(t for t in stages if s in self.after[t]) for s in stages})
@@ -151,10 +151,10 @@ class Table:
             return self.after[stage]
         return (stage - 1,) if stage else ()
 
-    def stages_behind(self, stage: int) -> tuple[int, ...]:
+    def stages_after(self, stage: int) -> tuple[int, ...]:
         """Stages whose forward pass waits for that of ``stage``, ascending."""
         if self.after:
-            return self._behind[stage]
+            return self._stages_after[stage]
         return (stage + 1,) if stage + 1 < self.num_stages else ()
 
     def needs(self, task: Task) -> tuple[Task, ...]:
@@ -167,7 +167,7 @@ class Table:
         if kind == "weight":
             return (Task("backward", stage, microbatch, slice_),)
         needed = [Task("forward", stage, microbatch, slice_)]
-        needed += [Task("backward", s, microbatch, slice_) for s in self.stages_behind(stage)]
+        needed += [Task("backward", s, microbatch, slice_) for s in self.stages_after(stage)]
         if slice_ + 1 < self.num_slices:
             needed.append(Task("backward", stage, microbatch, slice_ + 1))
         return tuple(needed)

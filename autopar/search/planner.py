@@ -20,7 +20,7 @@ from autopar.plan.pipeline import Execution, ExecutionPrices
 from autopar.schedule import Apply, Instruction, Program, Recv, Run, Send
 from autopar.schedule.memory import held_bytes
 from autopar.schedule.rounds import RoundParts, permutes_of, rounds_of
-from autopar.schedule.without_flush import flushes, updates_apart
+from autopar.schedule.without_flush.schedules import flushes, updates_stagewise
 from autopar.search.anytime import Incumbent, SearchEndedError
 from autopar.search.cache import PlanCache
 from autopar.search.clock import Clock, units
@@ -155,7 +155,12 @@ def with_executions(plan: Plan, problem: Problem) -> Plan:
         problem: it was planned for.
     """
     record = plan.content.pipeline
-    if record is None or problem.cluster.num_nodes < 2 or not flushes(plan.schedule) or updates_apart(plan.schedule):
+    if (
+        record is None
+        or problem.cluster.num_nodes < 2
+        or not flushes(plan.schedule)
+        or updates_stagewise(plan.schedule)
+    ):
         return plan
     if any(v.host for v in record.values):
         return plan  # one program has no state in host memory

@@ -10,7 +10,7 @@ from autopar.cluster import Cluster
 from autopar.cost import CostModel
 from autopar.ir import Graph
 from autopar.plan import Plan
-from autopar.schedule.without_flush import updates_apart
+from autopar.schedule.without_flush.schedules import updates_stagewise
 from autopar.search.anytime import Anytime
 from autopar.search.clock import units_of
 from autopar.search.job import Job, Request, Solving
@@ -137,7 +137,7 @@ class Problem:
     @property
     def names_pipeline(self) -> bool:
         """Whether a pipeline is asked for by name: a schedule whose stages update apart, or slices of tokens."""
-        return updates_apart(self.job.schedule) or self.request.token_slices is not None
+        return updates_stagewise(self.job.schedule) or self.request.token_slices is not None
 
     @property
     def memory_limit_bytes(self) -> int:

@@ -47,7 +47,7 @@ class SureWork:
         id: of the operator, after those of the loops that it is in.
         loop: id of the outermost of these loops, or "".
         stacks: whether it may run on a stack of matrices, with others that are equal: factorizations, and products in
-            loops of the update (`autopar.lower.dealt`).
+            loops of the update (`autopar.lower.batched_matrices`).
     """
 
     least: LeastWork

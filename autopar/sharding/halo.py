@@ -23,7 +23,7 @@ class Reach:
         starts: by shard, where in ``left + shard + right`` the elements under its windows begin.
         width: number of elements under its windows.
         low: positions before the first of them that its windows cover.
-        high: positions behind the last of them.
+        high: positions after the last of them.
         outside: whether some windows cover elements that would lie beyond an end of the whole dim.
     """
 
@@ -88,7 +88,7 @@ class Halo:
         Args:
             size: elements of the dim.
             count: elements with padding.
-            config: positions before, behind and between elements, as `jax.lax.pad` takes them.
+            config: positions before, after and between elements, as `jax.lax.pad` takes them.
         """
         return Halo(size, count, 1, 1, config[0], config[2] + 1)
 
@@ -98,8 +98,8 @@ class Halo:
         return Halo(size, count, stride, 1, -start)
 
     @property
-    def behind(self) -> int:
-        """Positions behind the last element that windows cover; negative where they leave out the last positions."""
+    def after(self) -> int:
+        """Positions after the last element that windows cover; negative where they leave out the last positions."""
         return (self.count - 1) * self.step + self.extent - 1 - (self.size - 1) * self.dilation - self.pad
 
     def reach(self, shards: int) -> Reach | None:

@@ -44,7 +44,7 @@ from autopar.schedule import (
     usage,
     verify,
 )
-from autopar.schedule.versions import VersionMap
+from autopar.schedule.without_flush.schedules import VersionMap
 from autopar.simulate.durations import Durations
 from autopar.simulate.event import Event
 from autopar.simulate.timeline import Timeline
@@ -182,8 +182,8 @@ class _Engine:
 def steady(table: Table, dataflow: Dataflow, durations: Durations) -> Timeline:
     """A call in the steady state; intervals that cross its end are shown at its beginning.
 
-    A stage's update, with what it computes before passes, comes behind each backward pass, or of "2bw" behind that of
-    the last microbatch, here as an equal share behind each.
+    A stage's update, with what it computes before passes, comes after each backward pass, or of "2bw" after that of
+    the last microbatch, here as an equal share after each.
 
     Args:
         table: of a schedule without a flush.

@@ -15,8 +15,7 @@ from autopar.plan import Stage
 from autopar.schedule import Table
 from autopar.schedule.offload import IN_TRANSFER
 from autopar.schedule.table import Task
-from autopar.schedule.versions import VersionMap
-from autopar.schedule.without_flush import flushes
+from autopar.schedule.without_flush.schedules import VersionMap, flushes
 
 
 def lasting_bytes(stage: Stage) -> int:

@@ -21,7 +21,7 @@ from autopar.schedule import (
     parse_table,
     to_text,
 )
-from autopar.schedule.without_flush import flushes
+from autopar.schedule.without_flush.schedules import flushes
 from autopar.simulate.durations import Durations
 from autopar.simulate.engine import run, steady
 from autopar.simulate.event import Memory
@@ -37,7 +37,7 @@ def simulate(plan: Plan, depth: int | None = None) -> Timeline:
     resource and memory by kind; `Timeline.save` writes them for Perfetto.
 
     Of a schedule without a flush it is a call of a full pipeline, see `steady`. A plan with one stage is one
-    worker that runs its microbatches one behind the other.
+    worker that runs its microbatches one after the other.
 
     Args:
         plan: a plan; those with several stages carry a record of their pipeline.

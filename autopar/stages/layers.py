@@ -241,7 +241,7 @@ class Repeats:
         start: first element.
         period: elements of a block.
         count: whole blocks.
-        extra: elements behind the last whole block that go on like it.
+        extra: elements after the last whole block that go on like it.
     """
 
     start: int
@@ -250,7 +250,7 @@ class Repeats:
     extra: int
 
     def phased(self, cost: np.ndarray) -> Repeats:
-        """The same blocks begun later, where ``cost[i]``, of a cut behind element i, is least; the first of equals.
+        """The same blocks begun later, where ``cost[i]``, of a cut after element i, is least; the first of equals.
 
         A block is given up for it only where the extra elements do not make one.
         """

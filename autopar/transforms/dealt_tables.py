@@ -65,7 +65,7 @@ class TableDeal:
         return max(sum(self.rows[t] for t in members) for members in self._members)
 
     def pack(self, tables: Mapping[str, Any]) -> jax.Array:
-        """Tables [rows, width] by name as one array [slots, rows, width], with zeros behind the last table of a slot.
+        """Tables [rows, width] by name as one array [slots, rows, width], with zeros after the last table of a slot.
 
         Raises:
             AutoparError: names, numbers of rows or widths are not those of the deal.

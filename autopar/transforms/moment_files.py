@@ -35,7 +35,7 @@ class ArrayOffset:
 
     @property
     def end(self) -> int:
-        """The first byte behind it."""
+        """The first byte after it."""
         return self.offset + int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
 

@@ -73,7 +73,7 @@ def _name(entry: Any) -> str:
 
 
 def new_state_of(state: Any, result: Any) -> tuple[Any, tuple[Any, ...] | None]:
-    """The new state in a result, and what comes behind it; None where the state is all.
+    """The new state in a result, and what comes after it; None where the state is all.
 
     Args:
         state: what the step took.

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from autopar.schedule.versions import VersionMap
+from autopar.schedule.without_flush.schedules import VersionMap
 from autopar.transforms.asynchronous import WorkerEvent, drawn_events
 
 #: Microbatches between two updates of pipelines that update once a batch.

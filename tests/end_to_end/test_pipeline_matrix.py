@@ -15,7 +15,7 @@ import pytest
 import autopar
 from autopar import ScheduleError
 from autopar.schedule import get, schedules
-from autopar.schedule.without_flush import flushes
+from autopar.schedule.without_flush.schedules import flushes
 from examples import gpt, llama, mlp, moe, wide_resnet
 from tests.end_to_end.compare import difference, host, one_device
 from tests.end_to_end.covering import covering, pairs_of

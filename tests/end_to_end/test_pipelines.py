@@ -10,7 +10,7 @@ import pytest
 import autopar
 from autopar import AutoparError, MicrobatchError
 from autopar.schedule import schedules
-from autopar.schedule.without_flush import flushes
+from autopar.schedule.without_flush.schedules import flushes
 from examples import gpt, llama, mlp, moe, wide_resnet
 from tests.end_to_end.compare import assert_same
 from tests.runtime.observing import observed

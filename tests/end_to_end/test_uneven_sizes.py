@@ -64,7 +64,7 @@ def run_padded(step: Any, args: Any, pieces: int, waste: float, chosen: int | No
     names = [i.name for i in form.graph.inputs]
 
     def run(*arrays: Any) -> list[Any]:
-        env = run_whole(form.program, dict(zip(names, arrays, strict=True)), Recorder.behind(form.program))
+        env = run_whole(form.program, dict(zip(names, arrays, strict=True)), Recorder.after(form.program))
         return [env[str(o.operand)] for o in form.graph.outputs]
 
     leaves = jax.tree.leaves(args)

@@ -28,7 +28,7 @@ def results(traced: Traced, form: Traced, leaves: Any) -> Any:
 
     def run(*arrays: Any) -> list[Any]:
         names = [i.name for i in form.graph.inputs]
-        env = run_whole(form.program, dict(zip(names, arrays, strict=True)), Recorder.behind(form.program))
+        env = run_whole(form.program, dict(zip(names, arrays, strict=True)), Recorder.after(form.program))
         pairs = zip(form.graph.outputs, traced.graph.outputs, strict=True)
         return [env[str(new.operand)] for new, old in pairs if isinstance(old.operand, str)]
 

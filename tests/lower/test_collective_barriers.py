@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 import autopar
-from autopar.lower.barriers import behind
+from autopar.lower.barriers import after
 from autopar.lower.program import lower
 from tests.end_to_end.clusters import MIDDLE
 from tests.end_to_end.random_plans import random_plan
@@ -29,7 +29,7 @@ REGIONS = {"cond", "while", "scan"}
 )  # fmt: skip
 @pytest.mark.parametrize("other", [np.float64(np.nan), np.float32(1), np.int8(-1), np.uint32(2**32 - 1)], ids=repr)
 def test_what_waits_is_unchanged(array, other, x64) -> None:
-    got = jax.jit(lambda a, b: behind(a, [b, b]))(array, other)
+    got = jax.jit(lambda a, b: after(a, [b, b]))(array, other)
     assert got.dtype == array.dtype
     assert np.asarray(got).tobytes() == np.asarray(array).tobytes()
 

@@ -18,8 +18,8 @@ from autopar.errors import ScheduleError
 from autopar.runtime.ampnet import AmpProgram, AmpStage, check_order, choice, load_ampnet, run_stage
 from autopar.runtime.transport import WorkerQueues
 from autopar.schedule import Run, Table, chain, get, parse_table, to_text
-from autopar.schedule.ampnet import AmpFlow, AmpNet
-from autopar.schedule.without_flush import check_flush
+from autopar.schedule.without_flush.ampnet import AmpFlow, AmpNet
+from autopar.schedule.without_flush.schedules import check_flush
 from benchmarks.stale.tasks import digits
 from tests.runtime.stale_models import MODELS, step_of
 from tests.runtime.test_stale import SEARCH, slow

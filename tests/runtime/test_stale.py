@@ -11,8 +11,7 @@ import pytest
 import autopar
 from autopar import Cluster
 from autopar.cluster import Device, LinkSpec, NodeGroup
-from autopar.schedule.versions import VersionMap
-from autopar.schedule.without_flush import flushes
+from autopar.schedule.without_flush.schedules import VersionMap, flushes
 from tests.runtime.stale_models import MODELS, replay, step_of
 
 #: How stages are sharded: planning is no subject here, and this takes half of what the free search does.

@@ -15,7 +15,7 @@ from autopar.cluster.catalog import folder
 from autopar.errors import ScheduleError
 from autopar.runtime import ampnet
 from autopar.schedule import Table, get, parse_table, to_text
-from autopar.schedule.ampnet import AmpNet
+from autopar.schedule.without_flush.ampnet import AmpNet
 from tests.runtime.stale_models import MODELS, step_of
 from tests.runtime.test_ampnet import decorated, interpreted
 from tests.runtime.test_stale import slow

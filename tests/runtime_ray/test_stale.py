@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import autopar
-from autopar.schedule.versions import VersionMap
+from autopar.schedule.without_flush.schedules import VersionMap
 from tests.runtime.stale_models import MODELS, replay, step_of
 from tests.runtime.test_stale import slow
 from tests.runtime_ray.pipelines import thread_cluster

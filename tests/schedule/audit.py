@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autopar.errors import ScheduleError
-from autopar.schedule.versions import Passes, VersionMap
+from autopar.schedule.without_flush.schedules import Passes, VersionMap
 
 
 def asynchronous_1f1b(stages: int, count: int) -> tuple[Passes, ...]:

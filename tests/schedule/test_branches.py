@@ -40,7 +40,7 @@ def test_the_step_of_a_table_is_that_of_its_instruction_lists(graph, microbatche
     after, workers = graph
     table = get("branches", after=after, workers=workers).table(len(after), microbatches)
     dataflow = chain(table)
-    sinks = [s for s in range(len(after)) if not table.stages_behind(s)]
+    sinks = [s for s in range(len(after)) if not table.stages_after(s)]
     if len(sinks) > 1:
         return  # the dataflow has its loss on the last stage
     durations = equal_stages(table, dataflow, {"forward": 1, "backward": 2, "weight": 0}, 0.25)

@@ -9,9 +9,9 @@ import pytest
 
 from autopar.errors import ScheduleError
 from autopar.schedule import Buffer, Dataflow, Free, Run, Stash, ValueSpec, Work, WorkerProgram, WorkSpec
-from autopar.schedule.stale import METRICS, SHARED, STATE, StaleFlow, windows
-from autopar.schedule.stale_check import audit_lists
-from autopar.schedule.versions import VersionMap
+from autopar.schedule.without_flush.lists import METRICS, SHARED, STATE, StaleFlow, windows
+from autopar.schedule.without_flush.schedules import VersionMap
+from autopar.schedule.without_flush.verify import audit_lists
 
 
 def chain(stages: int) -> tuple[Dataflow, dict[str, str]]:

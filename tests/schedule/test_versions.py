@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from autopar.errors import ScheduleError
-from autopar.schedule.versions import VersionMap
+from autopar.schedule.without_flush.schedules import VersionMap
 from tests.schedule.audit import asynchronous_1f1b, audit
 from tests.transforms.oracles import version_2bw
 

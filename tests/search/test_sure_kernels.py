@@ -177,7 +177,7 @@ def test_every_form_of_drawn_steps_has_the_kernels_that_are_sure(devices, number
 
 
 def test_matrices_that_may_be_stacked_are_counted_as_one():
-    """Factorizations of an optimizer run as one kernel (`autopar.lower.dealt`), and cost one start."""
+    """Factorizations of an optimizer run as one kernel (`autopar.lower.batched_matrices`), and cost one start."""
 
     def step(weights, x):
         grads = jax.grad(lambda w: sum(jnp.mean((x @ v) ** 2) for v in w))(weights)

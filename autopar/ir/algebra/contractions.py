@@ -153,7 +153,7 @@ class Term:
 
 @dataclass(frozen=True)
 class Cone:
-    """The linear part of a graph behind a product, up to the products that it ends in.
+    """The linear part of a graph after a product, up to the products that it ends in.
 
     Args:
         product: the product.
@@ -273,7 +273,7 @@ class Uses:
         return 0 if scalar is None else 1 - scalar
 
     def _stepped(self, term: Term, op: Operator) -> Term:
-        """A summand behind one more step."""
+        """A summand after one more step."""
         if op.primitive == "transpose":
             permutation = tuple(term.permutation[d] for d in op.ints("permutation"))
             return Term(term.leaf, permutation, term.scales, term.product)
@@ -281,7 +281,7 @@ class Uses:
         return _scaled(term, Scale(op.primitive, None if scalar is None else op.operands[scalar], op))
 
     def _foreign(self, name: str, product: str) -> Term:
-        """A summand from outside of the cone: a product behind transposes and scales, or the tensor as it is."""
+        """A summand from outside of the cone: a product after transposes and scales, or the tensor as it is."""
         steps: list[Operator] = []
         at = name
         while (op := self.graph.producers.get(at)) is not None:

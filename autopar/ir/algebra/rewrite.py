@@ -118,7 +118,7 @@ class _Round:
             if cone is None:
                 continue
             ids = {op.id, *(o.id for o in (*cone.linear, *cone.ends))}
-            emission = Emission(self.uses, self.known.behind())
+            emission = Emission(self.uses, self.known.child())
             if ids & touched or not all(emission.end(e, n, cone) for e, n in zip(cone.ends, cone.sides, strict=True)):
                 continue
             change = self._change(cone, emission)
@@ -197,7 +197,7 @@ _Key: TypeAlias = tuple[str, str, tuple[Operand, ...]]
 
 @dataclass(frozen=True)
 class Existing:
-    """Operators and values of a graph before it is rewritten; see `behind`.
+    """Operators and values of a graph before it is rewritten; see `child`.
 
     Args:
         results: by what it computes the place and result of an operator: twice its index, one less where it is new.
@@ -225,7 +225,7 @@ class Existing:
             known.count(op.id)
         return known
 
-    def behind(self) -> Existing:
+    def child(self) -> Existing:
         """The same; what is added to it stays out of this one."""
         return Existing(ChainMap({}, self.results), ChainMap({}, self.counts), ChainMap({}, self.types))
 

@@ -1,7 +1,7 @@
 """`is_causal`: whether no token sees a later one, from what lies between scores and softmax.
 
 The region is run on what is known of values where a key comes after the row that asks, and where it is the row's own:
-scores must come out as a number that leaves nothing of them behind the exponential in the first case, and as they are
+scores must come out as a number that leaves nothing of them after the exponential in the first case, and as they are
 in the second. So an exponential of the first kind is 0, for the row's largest score is no fill. Where the fill is minus
 infinity the second case does not matter.
 """

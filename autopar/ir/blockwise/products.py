@@ -1,6 +1,6 @@
 """`CoreProducts`: the products of a core of attention, with the loops that the dims of their operands are.
 
-A dim is a loop. Loops of the scores have the numbers of their dims, contracted ones those behind. Of a product with a
+A dim is a loop. Loops of the scores have the numbers of their dims, contracted ones those after. Of a product with a
 value from outside the new loops are 1000 and on until it is known which of the core's they are.
 """
 

@@ -1,6 +1,6 @@
 """Localizer of ``ragged_dot_general``: a device has some of the rows, or the matrices of some of the groups.
 
-Rows of a group lie behind those of the groups before it. A device that has a piece of the rows counts those of each
+Rows of a group lie after those of the groups before it. A device that has a piece of the rows counts those of each
 group in its piece; one that has the matrices of some groups turns the rows so that those of its groups come first.
 """
 
@@ -59,7 +59,7 @@ def ragged_dot_general(
 
 
 def _of_rows(sizes: jax.Array, start: jax.Array, count: int) -> jax.Array:
-    """Rows of each group among ``count`` from ``start`` on; rows without a group are behind them."""
+    """Rows of each group among ``count`` from ``start`` on; rows without a group are after them."""
     ends = jnp.cumsum(sizes) - lax.convert_element_type(start, sizes.dtype)
     return jnp.clip(ends, 0, count) - jnp.clip(ends - sizes, 0, count)
 

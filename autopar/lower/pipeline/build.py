@@ -25,7 +25,7 @@ from autopar.microbatch.tokens import analyze_tokens, check_lengths
 from autopar.plan import Plan, PlanContent
 from autopar.plan.pipeline import Lifetime, Reduce
 from autopar.schedule import Dataflow, Program, Table, Task, ValueRef, ValueSpec, Work, WorkSpec, build, parse_table
-from autopar.schedule.without_flush import updates_apart
+from autopar.schedule.without_flush.schedules import updates_stagewise
 from autopar.sharding.reshard import PathTables
 from autopar.sharding.verify_plan import verify_plan, wrong_entry
 from autopar.stages import StageMap
@@ -146,7 +146,7 @@ def cut_programs(
         raise PlanMismatchError("the plan has several stages and no record of its pipeline")
     table = parse_table(content.pipeline.table)
     scores = max(s.form.block_scores for s in plan.stages)
-    source = TracedStages(step, updates_apart(plan.schedule), table.after, scores)
+    source = TracedStages(step, updates_stagewise(plan.schedule), table.after, scores)
     microbatching = source.microbatches(plan.num_microbatches)
     forward = [op.id for op in forward_operators(step.graph, microbatching)]
     members = _checked(forward, content.pipeline.members) or members_of(forward, content.cuts)

@@ -46,7 +46,7 @@ class ExportedProgram(msgspec.Struct, frozen=True):
     Args:
         work: what it is.
         axes: the mesh that it runs on.
-        reads: its arguments, behind the number of the microbatch.
+        reads: its arguments, after the number of the microbatch.
         results: its results.
         code: what `jax.export` wrote.
         donated: indices of those of ``reads`` whose buffers become results.
@@ -165,8 +165,8 @@ def compile_program(program: ExportedProgram, mesh: Mesh) -> Callable[..., Seque
     whole = NamedSharding(mesh, jax.sharding.PartitionSpec())
     shardings = (whole, *(p.sharding(mesh) for p in program.reads))
     results = tuple(p.sharding(mesh) for p in program.results)
-    behind_number = tuple(n + 1 for n in program.donated)
-    function = jax.jit(exported.call, in_shardings=shardings, out_shardings=results, donate_argnums=behind_number)
+    with_number = tuple(n + 1 for n in program.donated)
+    function = jax.jit(exported.call, in_shardings=shardings, out_shardings=results, donate_argnums=with_number)
     given = [
         jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s) for a, s in zip(exported.in_avals, shardings, strict=True)
     ]

@@ -1,6 +1,6 @@
 """`Grid`: the devices of all workers as one mesh, whose axes are parts of the axes of every stage's own mesh.
 
-Workers lie behind each other, those with the most devices first. The mesh is cut where a worker or an axis of a stage
+Workers lie one after another, those with the most devices first. The mesh is cut where a worker or an axis of a stage
 ends, so that a layout of any stage is one over axes of the grid, and a worker's devices differ in the minor axes alone.
 """
 

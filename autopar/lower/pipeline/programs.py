@@ -394,7 +394,7 @@ class Moment:
     """A program that runs once a step, once the passes before it are done; later ones are larger.
 
     Args:
-        kind: "meeting" between all forward and all backward passes, "update" behind all of them.
+        kind: "meeting" between all forward and all backward passes, "update" after all of them.
         part: counts up where values cross stages.
     """
 
@@ -409,7 +409,7 @@ def moments_of(
 
     Args:
         graph: of the stage.
-        late: its operators that run once, behind some passes.
+        late: its operators that run once, after some passes.
         received: by input from when on it is there.
         met: outputs that are made where examples meet.
     """

@@ -137,7 +137,7 @@ class Permute:
 
 @dataclass(frozen=True)
 class Round:
-    """A round: the turn of each worker, and the permutes behind it."""
+    """A round: the turn of each worker, and the permutes after it."""
 
     worker_rounds: tuple[WorkerRound, ...]
     exchanges: tuple[Permute, ...]

@@ -120,7 +120,7 @@ class SlicedStage:
         if state is None:
             raise SliceError(
                 f"stages pass on {name}, which is known only after all slices",
-                cause="a stage ends behind a value that all positions go into",
+                cause="a stage ends after a value that all positions go into",
                 remedy="another number of stages",
             )
         return state

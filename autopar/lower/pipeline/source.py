@@ -1,8 +1,8 @@
 """`TracedStages`: a traced step that the search of pipelines can cut.
 
 `updated_parts` and `with_update` put the update of stacked layers into the backward loop of a stage that has one
-microbatch a step. What microbatches add up is whole behind all of them. With one, nothing is added up: the stage's loop
-over microbatches takes the update of its stacks in, as operators behind its backward pass, and from there the rewriting
+microbatch a step. What microbatches add up is whole after all of them. With one, nothing is added up: the stage's loop
+over microbatches takes the update of its stacks in, as operators after its backward pass, and from there the rewriting
 of a whole step (`autopar.lower.layer_techniques`) takes it into the backward loop over layers. New state leaves the
 loop in place of gradients, and lies where the old state did.
 """

@@ -92,7 +92,7 @@ def stage_graph(step: Step, microbatching: Microbatching, parts: StageParts) -> 
         else (str(v), microbatch_inputs[v.name], "batch" if v.of_microbatch else "other")
         for v in parts.graph_inputs
     ]
-    recorder = Recorder.behind(step.program, splices=True)
+    recorder = Recorder.after(step.program, splices=True)
     work = _StageFunction(step.program, microbatching, layouts, parts, recorder)
     try:
         closed = jax.make_jaxpr(work.step)(*(shape for _, shape, _ in shapes))

@@ -34,7 +34,7 @@ class Port:
         type: its type, whole on the stage's mesh (of one microbatch where it is one's).
         layout: how it lies. A partial value is an array with one more dim in front: the terms, one a device.
         host: whether it lies in host memory between programs.
-        stacked: whether it is a stack of microbatches' rows. The terms of a partial one are behind the stack's dim.
+        stacked: whether it is a stack of microbatches' rows. The terms of a partial one are after the stack's dim.
     """
 
     ref: ValueRef

@@ -1,7 +1,7 @@
 """A plan without a flush: its programs, what they may not do, and its instruction lists.
 
 `lower_stale` is for schedules with versions of the weights, `lower_ampnet` for AMPNet, whose workers make the order
-while it runs. Both start from `apart_programs`: each stage updates for itself.
+while it runs. Both start from `stagewise_programs`: each stage updates for itself.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ from autopar.lower.pipeline.stage_program import Port, StageProgram
 from autopar.lower.retrace import Step
 from autopar.plan import Plan
 from autopar.schedule import Dataflow, ValueRef, ValueSpec, Work, WorkSpec, build
-from autopar.schedule.ampnet import AmpFlow, numbers_of
-from autopar.schedule.stale import METRICS, SHARED, STATE, StaleFlow, Windows, windows
-from autopar.schedule.stale_check import audit_lists
-from autopar.schedule.versions import VersionMap
-from autopar.schedule.without_flush import without_a_moment
+from autopar.schedule.without_flush.ampnet import AmpFlow, numbers_of
+from autopar.schedule.without_flush.lists import METRICS, SHARED, STATE, StaleFlow, Windows, windows
+from autopar.schedule.without_flush.schedules import VersionMap, no_flush_text
+from autopar.schedule.without_flush.verify import audit_lists
 from autopar.stages import StageMap, stage_parts
 
 _REMEDY = 'schedule="1f1b", which flushes'
@@ -49,7 +48,7 @@ class StalePipeline:
 
 
 def lower_stale(step: Step, plan: Plan, arguments: Set[str], platform: str = "cpu") -> StalePipeline:
-    """Programs and instruction lists of ``plan``, whose schedule is one of `autopar.schedule.versions.VERSION_MAPS`.
+    """Programs and instruction lists of ``plan``, whose schedule has versions of weights (`VersionMap`).
 
     Args:
         step: as of `autopar.lower.pipeline.build.lower_pipeline`.
@@ -62,25 +61,25 @@ def lower_stale(step: Step, plan: Plan, arguments: Set[str], platform: str = "cp
             is neither batch nor state, what the loss takes of the state without the batch is outside the passes.
     """
     versions = VersionMap(plan.schedule, plan.num_stages, plan.num_microbatches)
-    apart = apart_programs(step, plan, platform, plan.num_microbatches // versions.update_every)
-    flow = StaleFlow(apart.dataflow, versions, plan.num_microbatches, apart.replaces)
+    stagewise = stagewise_programs(step, plan, platform, plan.num_microbatches // versions.update_every)
+    flow = StaleFlow(stagewise.dataflow, versions, plan.num_microbatches, stagewise.replaces)
     _check_arguments(flow, arguments - {str(o.updates) for o in step.graph.outputs})
     _check_metrics(step.graph, flow)
     if versions.update_every == 1:
         check_shares(step.graph, flow.dataflow, plan.schedule)
     lists = windows(flow)
     audit_lists(lists)
-    program = build(apart.cut.table, flow.dataflow)
-    return StalePipeline(LoweredPipeline(plan, apart.cut.map, apart.programs, program), lists)
+    program = build(stagewise.cut.table, flow.dataflow)
+    return StalePipeline(LoweredPipeline(plan, stagewise.cut.map, stagewise.programs, program), lists)
 
 
 @dataclass(frozen=True, eq=False)
-class ApartPrograms:
+class StagewisePrograms:
     """A step in programs whose updates take nothing of other stages.
 
     Args:
         cut: the step cut as its plan says.
-        programs: of all stages; the update has the parts of `autopar.schedule.stale`.
+        programs: of all stages; the update has the parts of `autopar.schedule.without_flush.lists`.
         dataflow: what they read and write.
         replaces: by value that an update writes the input that it is the next of.
     """
@@ -91,7 +90,7 @@ class ApartPrograms:
     replaces: Mapping[str, str]
 
 
-def apart_programs(step: Step, plan: Plan, platform: str, shares: int) -> ApartPrograms:
+def stagewise_programs(step: Step, plan: Plan, platform: str, shares: int) -> StagewisePrograms:
     """The programs of a plan whose stages update each for itself.
 
     Args:
@@ -110,7 +109,7 @@ def apart_programs(step: Step, plan: Plan, platform: str, shares: int) -> ApartP
     programs = (*cut.programs, *shared)
     if shares > 1:
         programs = tuple(_scaled(p, shares) if _is_state(p) else p for p in programs)
-    return ApartPrograms(cut, programs, cut.dataflow(frozenset(), shared), _replaces(step.graph, programs))
+    return StagewisePrograms(cut, programs, cut.dataflow(frozenset(), shared), _replaces(step.graph, programs))
 
 
 def _is_state(program: StageProgram) -> bool:
@@ -186,7 +185,7 @@ def _shared_program(
         op = graph.producers.get(lacking[0])
         raise ScheduleError(
             f"{graph.outputs[wanted[0]].path} is read by stage {stage}, and its update takes {lacking[0]}, which other "
-            f"stages have: {without_a_moment(schedule)}",
+            f"stages have: {no_flush_text(schedule)}",
             cause="state that all stages read depends on a loss or on gradients",
             remedy=_REMEDY,
             source=(op.source or None) if op is not None else None,
@@ -330,7 +329,7 @@ class AmpPipeline:
 
 
 def lower_ampnet(step: Step, plan: Plan, platform: str = "cpu") -> AmpPipeline:
-    """Programs of ``plan``, whose schedule is `autopar.schedule.ampnet.AmpNet`.
+    """Programs of ``plan``, whose schedule is `autopar.schedule.without_flush.ampnet.AmpNet`.
 
     Args:
         step: as of `autopar.lower.pipeline.build.lower_pipeline`.
@@ -342,9 +341,9 @@ def lower_ampnet(step: Step, plan: Plan, platform: str = "cpu") -> AmpPipeline:
             loss takes of the state without the batch is outside the passes.
     """
     _, every = numbers_of(plan.schedule, plan.num_stages)
-    apart = apart_programs(step, plan, platform, plan.num_microbatches // every)
-    flow = AmpFlow.of(plan.schedule, plan.num_stages, plan.num_microbatches, apart.dataflow, apart.replaces)
+    stagewise = stagewise_programs(step, plan, platform, plan.num_microbatches // every)
+    flow = AmpFlow.of(plan.schedule, plan.num_stages, plan.num_microbatches, stagewise.dataflow, stagewise.replaces)
     if every < plan.num_microbatches:
         check_shares(step.graph, flow.dataflow, plan.schedule)
-    program = build(apart.cut.table, flow.dataflow)
-    return AmpPipeline(LoweredPipeline(plan, apart.cut.map, apart.programs, program), flow)
+    program = build(stagewise.cut.table, flow.dataflow)
+    return AmpPipeline(LoweredPipeline(plan, stagewise.cut.map, stagewise.programs, program), flow)

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 
 from autopar.ir import Graph, Literal, Operator, TensorType
 from autopar.ir.primitives import CUMULATIVE
-from autopar.microbatch.tokens.facts import Fact, fact_of_literal
-from autopar.microbatch.tokens.fills import combined
+from autopar.microbatch.tokens.facts import Fact, combined, fact_of_literal
 from autopar.microbatch.tokens.states import WHOLE, Fill, OperatorSlice, TokenState
 from autopar.sharding import rule_for
 from autopar.sharding.factors import Dims, Rule

@@ -37,7 +37,7 @@ class TokenSlices:
         return sum(self.lengths[:k])
 
     def end(self, k: int) -> int:
-        """First token behind slice k."""
+        """First token after slice k."""
         return self.start(k) + self.lengths[k]
 
     def size(self, type: TensorType, state: TokenState, k: int) -> TensorType:
@@ -118,7 +118,7 @@ def slice_graph(
         k: number of the slice.
         ids: operators of the loop that may run; what others make is taken.
         wanted: values of the loop that are asked for; where the slice owes terms of one to earlier slices these come
-            too, behind the wanted.
+            too, after the wanted.
         given: values that all slices share and that are taken; others are made.
         spread: those wanted values with rows that come with zeros for all other positions, as `spread_of` names them.
     """
@@ -217,11 +217,11 @@ class _Builder:
 
     def _spread(self, name: str) -> str:
         """The slice's rows between zeros for all earlier and later positions."""
-        before, behind = self.slices.start(self.k), self.slicing.tokens - self.slices.end(self.k)
-        return self._between(name, spread_of(name, self.k), before, behind, self.whole.types[name])
+        before, after = self.slices.start(self.k), self.slicing.tokens - self.slices.end(self.k)
+        return self._between(name, spread_of(name, self.k), before, after, self.whole.types[name])
 
     def _padded(self, name: str, there: TokenState) -> str:
-        """The slice's rows behind zeros for all earlier ones."""
+        """The slice's rows after zeros for all earlier ones."""
         rows = self._rows(name, self.k)
         if self.k == 0:
             return rows
@@ -229,10 +229,10 @@ class _Builder:
         before = self.slices.start(self.k)
         return self._between(name, f"{name}[behind {before}]", before, 0, type)
 
-    def _between(self, name: str, result: str, before: int, behind: int, type: TensorType) -> str:
+    def _between(self, name: str, result: str, before: int, after: int, type: TensorType) -> str:
         """The slice's rows of a value between zeros for so many positions."""
         dim = self.slicing.states[name].rows
-        config = tuple((before, behind, 0) if d == dim else (0, 0, 0) for d in range(type.rank))
+        config = tuple((before, after, 0) if d == dim else (0, 0, 0) for d in range(type.rank))
         zero = Literal("0.0" if type.dtype[0] in "fb" else "0", TensorType((), type.dtype))
         attrs = (("padding_config", config),)
         return self._further("pad", result, (self._rows(name, self.k), zero), type, name, attrs)

@@ -216,7 +216,7 @@ class WorldPipeline(LoadedStep):
     def _result(
         self, shards_of_result: Sequence[tuple[int, Key]], wanted: NamedSharding, slots: Mapping[int, Any]
     ) -> Any:
-        """An output from its pieces, which lie behind each other along the first dim."""
+        """An output from its pieces, which lie one after another along the first dim."""
         by_device: dict[Any, list[Any]] = {}
         shape: tuple[int, ...] = ()
         for worker, key in shards_of_result:

@@ -45,7 +45,7 @@ class Saver:
 
         Args:
             state: pytree of arrays and numbers.
-            at: its number; None takes the one behind the latest.
+            at: its number; None takes the one after the latest.
 
         Raises:
             CheckpointError: it cannot be written, or there is one with that number.

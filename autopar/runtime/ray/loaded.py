@@ -17,7 +17,7 @@ from autopar.runtime.transport import WorkerLink
 from autopar.runtime.transport.base import ArrivalLink
 from autopar.runtime.transport.world import WorldLink
 from autopar.schedule import Apply, Buffer, Instruction, Recv, Run, Send, Work
-from autopar.schedule.ampnet import AmpFlow
+from autopar.schedule.without_flush.ampnet import AmpFlow
 
 
 @dataclass(frozen=True, eq=False)

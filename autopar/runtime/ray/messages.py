@@ -15,7 +15,7 @@ from autopar.runtime.measuring import Effort
 from autopar.runtime.shards import Leaf, Written
 from autopar.runtime.transport.tiles import ShardLayout
 from autopar.schedule import Buffer, Instruction
-from autopar.schedule.ampnet import AmpFlow
+from autopar.schedule.without_flush.ampnet import AmpFlow
 
 _M = TypeVar("_M", bound=msgspec.Struct)
 

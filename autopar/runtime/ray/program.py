@@ -210,7 +210,7 @@ class _RemoteExecutables:
     runtime: RemotePipeline
 
     def as_text(self) -> str:
-        """Optimized HLO of every stage program, one behind the other."""
+        """Optimized HLO of every stage program, one after the other."""
         return "\n".join(f"// {name}\n{text}" for name, (text, _) in self.runtime.compiled().items())
 
     def memory_analysis(self) -> dict[str, dict[str, int]]:

@@ -11,8 +11,8 @@ from autopar.ir import Input, TensorType
 from autopar.lower.pipeline.exported import Axes, ExportedProgram, export_program, placed_port
 from autopar.lower.pipeline.stage_program import Port, StageProgram, given_up_by_all
 from autopar.schedule import NONE, Buffer, Program, Task, instruction_text, made_by
-from autopar.schedule.ampnet import AmpFlow
 from autopar.schedule.instructions import Instruction
+from autopar.schedule.without_flush.ampnet import AmpFlow
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Pipelined:
         return self.program.table.stages_of_worker(worker)
 
     def instruction(self, worker: int, index: int) -> Instruction | None:
-        """An instruction of a worker; None before the first and behind the last."""
+        """An instruction of a worker; None before the first and after the last."""
         line = self.program.workers[worker].instructions
         return line[index] if 0 <= index < len(line) else None
 

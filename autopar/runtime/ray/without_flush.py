@@ -28,8 +28,8 @@ from autopar.runtime.ray.program import RemoteProgram, deployment_of, load_progr
 from autopar.runtime.ray.source import ArrayPlace, Pipelined, Result, placement_text, places_of_inputs
 from autopar.runtime.without_flush import StaleProgram, carry_key, lacking, outputs_of_updates
 from autopar.schedule import Apply, Buffer, Instruction, Program, Run
-from autopar.schedule.ampnet import AmpFlow
-from autopar.schedule.stale import Window
+from autopar.schedule.without_flush.ampnet import AmpFlow
+from autopar.schedule.without_flush.lists import Window
 
 
 @dataclass(frozen=True, eq=False)

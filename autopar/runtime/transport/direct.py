@@ -47,7 +47,7 @@ class OfferedShard:
 
     @property
     def box(self) -> Box:
-        """First index and index behind the last of each dim."""
+        """First index and index after the last of each dim."""
         return tuple((a, a + n) for a, n in zip(self.start, self.shape, strict=True))
 
 

@@ -170,7 +170,7 @@ class ArrayMove:
 
 
 def _on_devices(sharding: NamedSharding, rank: int, more: int) -> NamedSharding:
-    """A sharding without the kind of memory, for arrays with ``more`` dims behind its own."""
+    """A sharding without the kind of memory, for arrays with ``more`` dims after its own."""
     spec = tuple(sharding.spec)
     return NamedSharding(sharding.mesh, PartitionSpec(*spec, *(None,) * (rank - len(spec) + more)))
 
@@ -313,7 +313,7 @@ class MoveProgram:
 
 
 class InFlight:
-    """When a process starts programs of several processes: on CPUs one behind the end of the other, else at once.
+    """When a process starts programs of several processes: on CPUs one after the end of the other, else at once.
 
     XLA's CPU devices share a pool of threads. Each of two such programs may hold a part of the pool in every process,
     and wait for its other part in another process. So may a program of several devices of this process, which therefore
@@ -431,7 +431,7 @@ class Exchange:
 class PermuteLinks:
     """The connections of this process's workers in one step.
 
-    The process sends and receives in the order of `autopar.schedule.order`: all values of an exchange behind each
+    The process sends and receives in the order of `autopar.schedule.order`: all values of an exchange after each
     other, those of the sender first.
 
     Args:

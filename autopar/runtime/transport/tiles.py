@@ -21,7 +21,7 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 
 #: An array on the host of up to this size goes to devices with the call of the program that reads it.
 SMALL_BYTES = 1 << 16
-#: A rectangular part of an array: (first index, index behind the last) of each dim.
+#: A rectangular part of an array: (first index, index after the last) of each dim.
 Box: TypeAlias = tuple[tuple[int, int], ...]
 
 
@@ -273,7 +273,7 @@ class ShardLayout(msgspec.Struct, frozen=True, array_like=True):
 
     Args:
         axes: (name, size) of the mesh's axes, major first.
-        dims: mesh axes that split each dim of the array; dims behind them are whole.
+        dims: mesh axes that split each dim of the array; dims after them are whole.
         processes: number of processes, a divisor of the mesh's size.
     """
 

@@ -14,7 +14,7 @@ from autopar.microbatch import AXIS, Joined, Microbatching
 from autopar.plan import Pipeline, PlanContent, Stage
 from autopar.schedule import Dataflow, Table, ValueRef, ValueSpec, Work, WorkSpec, build, check_dataflow, check_table
 from autopar.schedule.dataflow import RefKind
-from autopar.schedule.without_flush import flushes
+from autopar.schedule.without_flush.schedules import flushes
 from autopar.search.source import Sliced
 from autopar.simulate import Durations, is_plain, record_of, routes_of, run, steady, step_of
 from autopar.simulate.memory import passing_bytes

@@ -15,7 +15,7 @@ from autopar.ir import Graph
 from autopar.ir.analysis import names_made, taken_by
 from autopar.plan import Plan, PlanContent
 from autopar.schedule import Table, get
-from autopar.schedule.without_flush import updates_apart, without_a_moment
+from autopar.schedule.without_flush.schedules import no_flush_text, updates_stagewise
 from autopar.search.outcome import Bounded, TooLarge
 from autopar.search.pipeline.memory import worker_bytes
 from autopar.search.pipeline.record import pipeline_of
@@ -88,7 +88,7 @@ def _check_readers(graph: Graph, sliced: Sliced, table: Table) -> None:
         if taken is not None:
             raise InfeasiblePlanError(
                 f"stages {', '.join(str(s) for s in map.inputs[o.updates])} read {o.updates}, "
-                f"whose update takes {taken}; {without_a_moment(table.name)}",
+                f"whose update takes {taken}; {no_flush_text(table.name)}",
                 cause="two stages have one parameter (tied embeddings)",
                 remedy='untie them, or schedule="1f1b", which flushes',
                 source=graph.producers[taken].source or None if taken in graph.producers else None,
@@ -101,14 +101,14 @@ def check_ends(graph: Graph, sliced: Sliced, table: Table) -> None:
     Raises:
         InfeasiblePlanError: with what a stage's update takes of another stage.
     """
-    if not updates_apart(table.name):
+    if not updates_stagewise(table.name):
         return
     _check_readers(graph, sliced, table)
     for part in sliced.parts:
         for r in part.received_late:
             reader = next((op for op in graph.operators if op.id in part.late and r.name in op.reads), None)
             raise InfeasiblePlanError(
-                f"the update of stage {part.stage} takes {r.name} of stage {r.source}; {without_a_moment(table.name)}",
+                f"the update of stage {part.stage} takes {r.name} of stage {r.source}; {no_flush_text(table.name)}",
                 cause="gradients are clipped by their global norm, or two stages have one parameter (tied embeddings)",
                 remedy='clip by parameter (optax.clip, clip_by_block_rms), untie, or schedule="1f1b", which flushes',
                 source=(reader.source or None) if reader is not None else None,

@@ -1,11 +1,13 @@
-"""Strategies that search by trying choices of one mesh: one function each, registered under its name.
+"""Strategies that search by trying choices of one mesh: one function each.
 
-random         choices drawn at random (Bergstra and Bengio, JMLR 13, 2012): what every search should beat
-exhaustive     all choices, for problems that are small enough: what others are compared with
-mcmc           Metropolis-Hastings over per-operator choices (Jia, Zaharia, Aiken: FlexFlow, MLSys'19, section 6)
-evolutionary   a biased random-key genetic algorithm (Goncalves and Resende, 2011), as REGAL (ICLR'20) uses it
-reinforce      policy gradients over per-operator choices (Mirhoseini et al., ICML'17; Williams, 1992)
-beam           beam search in the order of the operators (Lowerre, 1976; Adams et al., SIGGRAPH'19)
+    random         choices drawn at random (Bergstra and Bengio, JMLR 13, 2012): what every search should beat
+    exhaustive     all choices, for problems that are small enough: what others are compared with
+    mcmc           Metropolis-Hastings over per-operator choices (Jia, Zaharia, Aiken: FlexFlow, MLSys'19, section 6)
+    evolutionary   a biased random-key genetic algorithm (Goncalves and Resende, 2011), as REGAL (ICLR'20) uses it
+    reinforce      policy gradients over per-operator choices (Mirhoseini et al., ICML'17; Williams, 1992)
+    beam           beam search in the order of the operators (Lowerre, 1976; Adams et al., SIGGRAPH'19)
+
+They are registered in `autopar.search.registry`.
 """
 
 from __future__ import annotations

@@ -15,8 +15,7 @@ import numpy as np
 
 from autopar.errors import InfeasiblePlanError, MicrobatchError, ScheduleError
 from autopar.plan import Plan
-from autopar.schedule.versions import VersionMap
-from autopar.schedule.without_flush import flushes
+from autopar.schedule.without_flush.schedules import VersionMap, flushes
 from autopar.search.alpa import alpa
 from autopar.search.assemble import renamed
 from autopar.search.outcome import within_reach

@@ -66,7 +66,7 @@ def bordered(halo: Halo, border: tuple[Any, ...] | None) -> Halo:
 
     Args:
         halo: the windows, as over zeros.
-        border: (mode, side, positions before and behind), as of `autopar.frontend.bordered`; None for zeros.
+        border: (mode, side, positions before and after), as of `autopar.frontend.bordered`; None for zeros.
     """
     if border is None:
         return halo

@@ -123,7 +123,7 @@ def pack(problem: ChoiceProblem, contracted: Contracted) -> Packed:
 
 
 def starts(sizes: Ints) -> Ints:
-    """Starts of parts of these sizes when laid one behind the other, and the end of the last."""
+    """Starts of parts of these sizes when laid one after the other, and the end of the last."""
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes, dtype=np.int64)])
 
 

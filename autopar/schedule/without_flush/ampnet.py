@@ -75,7 +75,7 @@ class AmpFlow:
     """Flow of AMPNet; stage s is on worker s.
 
     Args:
-        dataflow: its works; the update has the parts of `autopar.schedule.stale`.
+        dataflow: its works; the update has the parts of `autopar.schedule.without_flush.lists`.
         microbatches: keys of a call.
         replaces: by value that the update writes the input that it is the next of.
         most_active: keys under way at once.

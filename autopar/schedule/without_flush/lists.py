@@ -1,7 +1,7 @@
 """Instruction lists of pipelines without a flush: one for each call, periodic once the pipeline is full, and the drain.
 
 `windows` makes the lists of all calls from a `StaleFlow`, which says what the pipeline carries out and how buffers are
-named between its calls. Which version of the weights a pass reads is `autopar.schedule.versions`.
+named between its calls. Which version of the weights a pass reads is `autopar.schedule.without_flush.schedules`.
 
 Microbatches are counted over all calls: call c brings k = c m .. c m + m - 1. In slot i of a call stage s runs the
 forward pass of k = c m + i and the backward pass of k - (p - 1 - s), so that in the steady state nobody waits (1F1B of
@@ -36,7 +36,7 @@ from autopar.schedule.instructions import (
     made_by,
 )
 from autopar.schedule.table import Kind
-from autopar.schedule.versions import VersionMap
+from autopar.schedule.without_flush.schedules import VersionMap
 
 #: Parts of the update of a stage: new state; metrics of a call; state that other stages return and this one reads.
 STATE, METRICS, SHARED = 0, 1, 2
@@ -65,7 +65,7 @@ class StaleFlow:
 
     @property
     def lag(self) -> int:
-        """Slots by which the first stage's backward pass is behind its forward pass."""
+        """Slots by which the first stage's backward pass is after its forward pass."""
         return self.stages - 1
 
     @property
@@ -228,20 +228,20 @@ class _CallLists:
         first = self.call * self.m
         passes: list[tuple[Kind, int, int, int]]
         passes = [("forward", slot, s, first + slot) for slot in range(self.m) for s in range(self.stages)]
-        passes += [("backward", slot, s, first + slot - self._behind(s)) for _, slot, s, _ in passes]
+        passes += [("backward", slot, s, first + slot - self._backward_lag(s)) for _, slot, s, _ in passes]
         self._carry_out(passes)
         for s in range(self.stages):
             self._metrics(s)
         return self._window(batch)
 
-    def _behind(self, s: int) -> int:
+    def _backward_lag(self, s: int) -> int:
         return self.stages - 1 - s
 
     def drain_window(self) -> Window:
         """The backward passes that are left, with their updates."""
         first = self.call * self.m
-        slots = [(slot, s) for slot in range(self.flow.lag) for s in range(self.stages) if slot < self._behind(s)]
-        self._carry_out([("backward", slot, s, first + slot - self._behind(s)) for slot, s in slots])
+        slots = [(slot, s) for slot in range(self.flow.lag) for s in range(self.stages) if slot < self._backward_lag(s)]
+        self._carry_out([("backward", slot, s, first + slot - self._backward_lag(s)) for slot, s in slots])
         return self._window((frozenset[Buffer](),) * self.stages)
 
     def _window(self, batch: tuple[frozenset[Buffer], ...]) -> Window:

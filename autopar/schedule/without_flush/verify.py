@@ -17,7 +17,7 @@ from autopar.schedule.instructions import (
     Run,
     instruction_text,
 )
-from autopar.schedule.stale import METRICS, SHARED, STATE, StaleFlow, Window, Windows
+from autopar.schedule.without_flush.lists import METRICS, SHARED, STATE, StaleFlow, Window, Windows
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,10 @@ from autopar.lower.retrace import Recorder, retraced, run_whole
 
 # Matrices with a smaller side are not worth the copies.
 _LEAST_SIDE = 32
-_DEALT = FACTORIZATIONS - {"fft", "triangular_solve"}
+_BATCHED = FACTORIZATIONS - {"fft", "triangular_solve"}
 
 
-def dealt(traced: Traced, num_devices: int) -> Traced:
+def with_batched_matrices(traced: Traced, num_devices: int) -> Traced:
     """``traced`` with independent factorizations, and loops of products, of matrices of one size as one of a stack.
 
     Args:
@@ -54,7 +54,7 @@ def _groups(graph: Graph) -> list[tuple[Operator, ...]]:
     for op in graph.operators:
         level = max((depth[o] for o in op.reads), default=0)
         types = graph.operand_types(op)
-        if op.primitive in _DEALT and not op.effects:
+        if op.primitive in _BATCHED and not op.effects:
             if len(types) == 1 and types[0].rank == 2 and min(types[0].shape) >= _LEAST_SIDE:
                 by_level[level, op.primitive, op.attrs, types[0]].append(op)
             level += 1

@@ -25,7 +25,7 @@ _WORD = 4
 
 
 @dataclass(frozen=True)
-class Announced:
+class BroadcastResult:
     """A small result that every process gets from the devices that computed it.
 
     Args:
@@ -39,15 +39,15 @@ class Announced:
     lies: NamedSharding
 
 
-class Announcement:
-    """Tells all processes the results of a step, by one sum over their devices of words that one device has.
+class Broadcast:
+    """Gives all processes the small results of a step: one sum over their devices of words that one device has.
 
     Args:
         results: in the order of their numbers.
         devices: of all processes.
     """
 
-    def __init__(self, results: Sequence[Announced], devices: Sequence[Any]) -> None:
+    def __init__(self, results: Sequence[BroadcastResult], devices: Sequence[Any]) -> None:
         self._results = tuple(results)
         self.mesh = device_mesh([(_ALL, len(devices))], devices)
         self._place = {d: n for n, d in enumerate(devices)}
@@ -64,7 +64,7 @@ class Announcement:
 
     @property
     def numbers(self) -> frozenset[int]:
-        """Numbers of the announced outputs."""
+        """Numbers of these outputs."""
         return frozenset(r.number for r in self._results)
 
     def compile(self) -> None:

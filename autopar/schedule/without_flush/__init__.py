@@ -1,0 +1,1 @@
+"""Pipelines without a flush: their schedules and versions of weights, the lists of all calls, and AMPNet."""

@@ -24,7 +24,7 @@ from autopar.ir import Graph, Operator
 from autopar.ir.analysis import unread_inputs
 from autopar.ir.primitives import CALLBACKS
 from autopar.lower.pipeline.build import lower_pipeline
-from autopar.lower.pipeline.without_flush import lower_ampnet, lower_stale
+from autopar.lower.pipeline.without_flush import lower_without_flush
 from autopar.lower.program import plan_tables
 from autopar.lower.split_layers import split_layers
 from autopar.plan import Plan
@@ -35,7 +35,8 @@ from autopar.runtime.pipeline import load_pipeline
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.runtime.ray.without_flush import load_remote_ampnet, load_remote_stale
 from autopar.runtime.without_flush import load_stale
-from autopar.schedule.without_flush.schedules import flushes, updates_stagewise
+from autopar.schedule.without_flush.lists import Windows
+from autopar.schedule.without_flush.schedules import updates_stagewise
 from autopar.search.clock import Clock
 from autopar.sharding.verify_plan import verify_arguments, verify_plan, wrong_entry
 
@@ -63,11 +64,11 @@ def build_stages(
     with clock.phase("lower"):
         split_step = split_layers(traced, plan.content.stack_groups)
         arguments = {n for i in range(len(traced.arguments)) for n in split_step.names(i)}
-        if not flushes(plan.schedule):
-            stale = lower_stale(split_step.step, plan, arguments, platform)
-            return load_stale(traced, split_step, stale, world_devices())
         if updates_stagewise(plan.schedule):
-            return load_ampnet(traced, split_step, lower_ampnet(split_step.step, plan, platform), world_devices())
+            unflushed = lower_without_flush(split_step.step, plan, arguments, platform)
+            if isinstance(unflushed.calls, Windows):
+                return load_stale(traced, split_step, unflushed.pipeline, unflushed.calls, world_devices())
+            return load_ampnet(traced, split_step, unflushed.pipeline, unflushed.calls, world_devices())
         given_up = {n for i in donated for n in split_step.names(i)}
         keeps = not as_one and jax.process_count() == 1
         lowered = lower_pipeline(split_step.step, plan, given_up, platform, keeps=keeps)
@@ -92,15 +93,12 @@ def build_without_flush_on_workers(
     platform = cluster.run.platform
     with clock.phase("lower"):
         split_step = split_layers(traced, plan.content.stack_groups)
-        step = split_step.step
         arguments = {n for i in range(len(traced.arguments)) for n in split_step.names(i)}
-        stale = None if flushes(plan.schedule) else lower_stale(step, plan, arguments, platform)
-        amp = lower_ampnet(step, plan, platform) if stale is None else None
+        unflushed = lower_without_flush(split_step.step, plan, arguments, platform)
     with clock.phase("compile"):
-        if stale is not None:
-            return load_remote_stale(traced, split_step, stale, cluster, progress)
-        assert amp is not None
-        return load_remote_ampnet(traced, split_step, amp, cluster, progress)
+        if isinstance(unflushed.calls, Windows):
+            return load_remote_stale(traced, split_step, unflushed.pipeline, unflushed.calls, cluster, progress)
+        return load_remote_ampnet(traced, split_step, unflushed.pipeline, unflushed.calls, cluster, progress)
 
 
 def check_effects(graph: Graph) -> None:

@@ -23,7 +23,7 @@ import jax
 from autopar._compat.context import entered, trace_context
 from autopar.errors import ScheduleError
 from autopar.frontend import Traced
-from autopar.lower.pipeline.without_flush import AmpPipeline
+from autopar.lower.pipeline.build import LoweredPipeline
 from autopar.lower.split_layers import SplitStep
 from autopar.runtime.interpreter import Worker
 from autopar.runtime.launches import LAUNCHES
@@ -169,8 +169,13 @@ def _start(pipeline: PipelineProgram, flow: AmpFlow, placed: Sequence[Any]) -> d
     return start
 
 
-def load_ampnet(traced: Traced, split_step: SplitStep, amp: AmpPipeline, devices: Sequence[Any]) -> AmpProgram:
+def load_ampnet(
+    traced: Traced, split_step: SplitStep, lowered: LoweredPipeline, flow: AmpFlow, devices: Sequence[Any]
+) -> AmpProgram:
     """Compiles AMPNet for this process's devices; other arguments and errors as of `load_pipeline`.
+
+    Args:
+        flow: what a call carries out.
 
     Raises:
         ScheduleError: the devices are those of several processes.
@@ -182,10 +187,10 @@ def load_ampnet(traced: Traced, split_step: SplitStep, amp: AmpPipeline, devices
             cause="its stages take what arrives, and programs of several processes have to start in one order",
             remedy="schedule='pipedream', one process for all devices, or workers of Cluster.ray over sockets",
         )
-    everything = frozenset(v.name for v in amp.flow.dataflow.values)  # what is under way is not written over
-    pipeline = load_pipeline(traced, split_step, amp.pipeline, devices, spared=everything, flushes=False)
-    pipeline = replace(pipeline, worker_memory=memory_of_workers(amp.pipeline, pipeline.loaded))
-    return AmpProgram(pipeline, amp.pipeline.table.name, amp.flow, _in_threads)
+    everything = frozenset(v.name for v in flow.dataflow.values)  # what is under way is not written over
+    pipeline = load_pipeline(traced, split_step, lowered, devices, spared=everything, flushes=False)
+    pipeline = replace(pipeline, worker_memory=memory_of_workers(lowered, pipeline.loaded))
+    return AmpProgram(pipeline, lowered.table.name, flow, _in_threads)
 
 
 def run_stage(stage: AmpStage, link: ArrivalLink, before: Callable[[int], None], order: str = "") -> str:

@@ -21,7 +21,7 @@ from autopar._compat.dtypes import dtype_name, jax_dtype
 from autopar._compat.world import world
 from autopar.errors import AutoparError
 from autopar.frontend import Traced
-from autopar.lower.pipeline.without_flush import StalePipeline
+from autopar.lower.pipeline.build import LoweredPipeline
 from autopar.lower.split_layers import SplitStep
 from autopar.runtime.hosts.agree import Agreement
 from autopar.runtime.hosts.arrays import empty
@@ -400,21 +400,28 @@ def _later(buffer: Buffer, by: int) -> Buffer:
 
 
 def load_stale(
-    traced: Traced, split_step: SplitStep, stale: StalePipeline, devices: Sequence[Any], *, by_hand: bool = True
+    traced: Traced,
+    split_step: SplitStep,
+    lowered: LoweredPipeline,
+    windows: Windows,
+    devices: Sequence[Any],
+    *,
+    by_hand: bool = True,
 ) -> StaleProgram:
-    """Compiles a pipeline without a flush for all processes; arguments and errors as of `load_pipeline`."""
-    flow = stale.windows.flow
-    everything = frozenset(v.name for v in flow.dataflow.values)  # what is under way belongs to the caller
-    pipeline = load_pipeline(
-        traced, split_step, stale.pipeline, devices, spared=everything, by_hand=by_hand, flushes=False
-    )
-    most = max((_worker_bytes(pipeline, stale.windows, w) for w in pipeline.workers_here), default=0)
+    """Compiles a pipeline without a flush for all processes; other arguments and errors as of `load_pipeline`.
+
+    Args:
+        windows: instruction lists of all calls.
+    """
+    everything = frozenset(v.name for v in windows.flow.dataflow.values)  # what is under way belongs to the caller
+    pipeline = load_pipeline(traced, split_step, lowered, devices, spared=everything, by_hand=by_hand, flushes=False)
+    most = max((_worker_bytes(pipeline, windows, w) for w in pipeline.workers_here), default=0)
     processes = world()
     if processes is not None:
         turn = Agreement.next(processes, f"the lists of {traced.graph.name}")
         turn.compare([])
         most = max(msgspec.json.decode(raw, type=int) for raw in turn.gather(msgspec.json.encode(most)))
-    return StaleProgram(pipeline, stale.windows, _OnLists(stale.windows), most)
+    return StaleProgram(pipeline, windows, _OnLists(windows), most)
 
 
 def _worker_bytes(pipeline: PipelineProgram, windows: Windows, stage: int) -> int:

@@ -258,4 +258,4 @@ def test_digits_are_learned_in_no_more_than_one_and_a_half_times_the_batches():
 def test_several_processes_are_refused():
     devices = [SimpleNamespace(process_index=n // 2) for n in range(4)]
     with pytest.raises(ScheduleError, match="AMPNet has no order that 2 processes could follow"):
-        load_ampnet(None, None, None, devices)
+        load_ampnet(None, None, None, None, devices)

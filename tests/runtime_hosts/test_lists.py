@@ -13,7 +13,6 @@ import pytest
 import autopar
 from autopar import Plan
 from autopar.lower.hosted import PINNED_HOST
-from autopar.lower.pipeline.without_flush import StalePipeline
 from autopar.runtime.pipeline import PipelineProgram, load_pipeline
 from autopar.runtime.without_flush import load_stale
 from examples import gpt, mlp
@@ -162,8 +161,8 @@ def test_schedules_without_a_flush(x64: None, schedule: str) -> None:
     args = jax.tree.map(np.asarray, args)
     compiled = autopar.parallelize(fn, **by_hand(num_microbatches=4, schedule=schedule)).compile(*args)
     local = compiled.local
-    stale = StalePipeline(local.under.lowered, local.windows)
-    world = load_stale(compiled.traced, local.under.split_step, stale, jax.devices(), by_hand=False)
+    under = local.under
+    world = load_stale(compiled.traced, under.split_step, under.lowered, local.windows, jax.devices(), by_hand=False)
     assert world.footprint_bytes == local.footprint_bytes
     graph, count = compiled.traced.graph, len(jax.tree.leaves(args[0]))
     updates = {o.updates: n for n, o in enumerate(graph.outputs) if o.updates}

@@ -1,7 +1,7 @@
 """A plan without a flush: its programs, what they may not do, and its instruction lists.
 
-`lower_stale` is for schedules with versions of the weights, `lower_ampnet` for AMPNet, whose workers make the order
-while it runs. Both start from `stagewise_programs`: each stage updates for itself.
+`lower_without_flush` is the place to start. Each stage updates for itself, so that no update takes a value of another
+stage. Schedules with versions of the weights get the lists of all calls; workers of AMPNet make the order at run time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from autopar.lower.pipeline.stage_program import Port, StageProgram
 from autopar.lower.retrace import Step
 from autopar.plan import Plan
 from autopar.schedule import Dataflow, ValueRef, ValueSpec, Work, WorkSpec, build
-from autopar.schedule.without_flush.ampnet import AmpFlow, numbers_of
+from autopar.schedule.without_flush.ampnet import AmpFlow, is_ampnet, numbers_of
 from autopar.schedule.without_flush.lists import METRICS, SHARED, STATE, StaleFlow, Windows, windows
 from autopar.schedule.without_flush.schedules import VersionMap, no_flush_text
 from autopar.schedule.without_flush.verify import audit_lists
@@ -35,20 +35,20 @@ _REMEDY = 'schedule="1f1b", which flushes'
 
 
 @dataclass(frozen=True, eq=False)
-class StalePipeline:
+class PipelineWithoutFlush:
     """A pipeline without a flush, ready to be loaded.
 
     Args:
         pipeline: its plan and programs.
-        windows: instruction lists of all calls.
+        calls: instruction lists of all calls; of AMPNet, whose workers make the order, what they carry out.
     """
 
     pipeline: LoweredPipeline
-    windows: Windows
+    calls: Windows | AmpFlow
 
 
-def lower_stale(step: Step, plan: Plan, arguments: Set[str], platform: str = "cpu") -> StalePipeline:
-    """Programs and instruction lists of ``plan``, whose schedule has versions of weights (`VersionMap`).
+def lower_without_flush(step: Step, plan: Plan, arguments: Set[str], platform: str = "cpu") -> PipelineWithoutFlush:
+    """Programs of ``plan``, whose stages update each for itself, and what its calls carry out.
 
     Args:
         step: as of `autopar.lower.pipeline.build.lower_pipeline`.
@@ -57,59 +57,32 @@ def lower_stale(step: Step, plan: Plan, arguments: Set[str], platform: str = "cp
         platform: jax's name of the kind of devices.
 
     Raises:
-        ScheduleError: the step needs a flush: an update takes something of other stages, a pass reads an argument that
-            is neither batch nor state, what the loss takes of the state without the batch is outside the passes.
+        ScheduleError: the step needs a flush: an update takes something of other stages, or of a part of the batch what
+            is no sum; what the loss takes of the state without the batch is outside the passes; with versions of
+            weights a pass reads an argument that is neither batch nor state.
     """
-    versions = VersionMap(plan.schedule, plan.num_stages, plan.num_microbatches)
-    stagewise = stagewise_programs(step, plan, platform, plan.num_microbatches // versions.update_every)
-    flow = StaleFlow(stagewise.dataflow, versions, plan.num_microbatches, stagewise.replaces)
-    _check_arguments(flow, arguments - {str(o.updates) for o in step.graph.outputs})
-    _check_metrics(step.graph, flow)
-    if versions.update_every == 1:
-        check_shares(step.graph, flow.dataflow, plan.schedule)
-    lists = windows(flow)
-    audit_lists(lists)
-    program = build(stagewise.cut.table, flow.dataflow)
-    return StalePipeline(LoweredPipeline(plan, stagewise.cut.map, stagewise.programs, program), lists)
-
-
-@dataclass(frozen=True, eq=False)
-class StagewisePrograms:
-    """A step in programs whose updates take nothing of other stages.
-
-    Args:
-        cut: the step cut as its plan says.
-        programs: of all stages; the update has the parts of `autopar.schedule.without_flush.lists`.
-        dataflow: what they read and write.
-        replaces: by value that an update writes the input that it is the next of.
-    """
-
-    cut: CutPrograms
-    programs: tuple[StageProgram, ...]
-    dataflow: Dataflow
-    replaces: Mapping[str, str]
-
-
-def stagewise_programs(step: Step, plan: Plan, platform: str, shares: int) -> StagewisePrograms:
-    """The programs of a plan whose stages update each for itself.
-
-    Args:
-        step: as of `autopar.lower.pipeline.build.lower_pipeline`.
-        plan: its plan.
-        platform: jax's name of the kind of devices.
-        shares: of the batch that each update takes one of; its gradient is made the whole batch's size.
-
-    Raises:
-        ScheduleError: see `lower_stale`.
-    """
+    schedule, stages, microbatches = plan.schedule, plan.num_stages, plan.num_microbatches
+    versions = None if is_ampnet(schedule) else VersionMap(schedule, stages, microbatches)
+    every = numbers_of(schedule, stages)[1] if versions is None else versions.update_every
     cut = cut_programs(step, plan, platform, Callbacks(platform == "cpu"), separate_state=True)
-    _check_crossing(step.graph, cut.map, plan.schedule)
-    _check_phases(step.graph, cut.map, plan.schedule)
-    shared = _shared_programs(step.program, cut, plan.schedule)
-    programs = (*cut.programs, *shared)
-    if shares > 1:
-        programs = tuple(_scaled(p, shares) if _is_state(p) else p for p in programs)
-    return StagewisePrograms(cut, programs, cut.dataflow(frozenset(), shared), _replaces(step.graph, programs))
+    _check_crossing(step.graph, cut.map, schedule)
+    _check_phases(step.graph, cut.map, schedule)
+    shared = _shared_programs(step.program, cut, schedule)
+    programs = tuple(_scaled(p, microbatches // every) if _is_state(p) else p for p in (*cut.programs, *shared))
+    dataflow, replaces = cut.dataflow(frozenset(), shared), _replaces(step.graph, programs)
+    calls: Windows | AmpFlow
+    if versions is None:
+        calls = AmpFlow.of(schedule, stages, microbatches, dataflow, replaces)
+    else:
+        flow = StaleFlow(dataflow, versions, microbatches, replaces)
+        _check_arguments(flow, arguments - {str(o.updates) for o in step.graph.outputs})
+        _check_metrics(step.graph, flow)
+        calls = windows(flow)
+        audit_lists(calls)
+    if every < microbatches:
+        _check_shares(step.graph, dataflow, schedule)
+    pipeline = LoweredPipeline(plan, cut.map, programs, build(cut.table, dataflow))
+    return PipelineWithoutFlush(pipeline, calls)
 
 
 def _is_state(program: StageProgram) -> bool:
@@ -129,11 +102,13 @@ def _replaces(graph: Graph, programs: Sequence[StageProgram]) -> dict[str, str]:
 
 
 def _scaled(program: StageProgram, factor: int) -> StageProgram:
-    """An update fed by one share of the batch's gradient, made the whole batch's size.
+    """An update fed by one of ``factor`` shares of the batch's gradient, made the whole batch's size.
 
     The gradient of a mean over the batch is the sum of its microbatches' shares; ``factor`` times the share of the
     ``factor``-th part of them is the mean over that part.
     """
+    if factor == 1:
+        return program
     sums = tuple(p.ref.kind == "sum" for p in program.reads)
 
     def on_device(microbatch: Any, microbatch_inputs: Sequence[Any], index: AxisIndex) -> list[Any]:
@@ -276,14 +251,8 @@ def _check_metrics(graph: Graph, flow: StaleFlow) -> None:
             )
 
 
-def check_shares(graph: Graph, dataflow: Dataflow, schedule: str) -> None:
-    """Raises ScheduleError where an update takes of a part of the batch what is no sum, as the largest gradient.
-
-    Args:
-        graph: of the step.
-        dataflow: of its programs.
-        schedule: name of the schedule.
-    """
+def _check_shares(graph: Graph, dataflow: Dataflow, schedule: str) -> None:
+    """Raises ScheduleError where an update takes of a part of the batch what is no sum, as the largest gradient."""
     for spec, value, writer in _sums(dataflow):
         if spec.work.part == STATE and not _adds(graph, value):
             name = "" if value.ref is None else value.ref.name
@@ -313,37 +282,3 @@ def _adds(graph: Graph, value: ValueSpec) -> bool:
     """Whether a value is a sum of floats."""
     type = graph.types.get(value.ref.name) if value.ref is not None else None
     return value.reduce == "sum" and (type is None or (type.dtype != "bool" and type.dtype[0] in "fbc"))
-
-
-@dataclass(frozen=True, eq=False)
-class AmpPipeline:
-    """AMPNet, ready to be loaded.
-
-    Args:
-        pipeline: its plan and programs.
-        flow: what they carry out.
-    """
-
-    pipeline: LoweredPipeline
-    flow: AmpFlow
-
-
-def lower_ampnet(step: Step, plan: Plan, platform: str = "cpu") -> AmpPipeline:
-    """Programs of ``plan``, whose schedule is `autopar.schedule.without_flush.ampnet.AmpNet`.
-
-    Args:
-        step: as of `autopar.lower.pipeline.build.lower_pipeline`.
-        plan: a plan with several stages.
-        platform: jax's name of the kind of devices.
-
-    Raises:
-        ScheduleError: an update takes something of other stages, or of a part of the batch what is no sum; what the
-            loss takes of the state without the batch is outside the passes.
-    """
-    _, every = numbers_of(plan.schedule, plan.num_stages)
-    stagewise = stagewise_programs(step, plan, platform, plan.num_microbatches // every)
-    flow = AmpFlow.of(plan.schedule, plan.num_stages, plan.num_microbatches, stagewise.dataflow, stagewise.replaces)
-    if every < plan.num_microbatches:
-        check_shares(step.graph, flow.dataflow, plan.schedule)
-    program = build(stagewise.cut.table, flow.dataflow)
-    return AmpPipeline(LoweredPipeline(plan, stagewise.cut.map, stagewise.programs, program), flow)

@@ -7,10 +7,8 @@ arrived, and the driver keeps the order that happened.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -18,8 +16,9 @@ import msgspec
 from autopar.errors import ScheduleError
 from autopar.frontend import Traced
 from autopar.ir import Input, TensorType
+from autopar.lower.pipeline.build import LoweredPipeline
+from autopar.lower.pipeline.exported import Axes
 from autopar.lower.pipeline.stage_program import Port
-from autopar.lower.pipeline.without_flush import AmpPipeline, StalePipeline
 from autopar.lower.split_layers import SplitStep
 from autopar.runtime.ampnet import AmpProgram
 from autopar.runtime.ray.cluster import RayCluster
@@ -29,7 +28,7 @@ from autopar.runtime.ray.source import ArrayPlace, Pipelined, Result, placement_
 from autopar.runtime.without_flush import StaleProgram, carry_key, lacking, outputs_of_updates
 from autopar.schedule import Apply, Buffer, Instruction, Program, Run
 from autopar.schedule.without_flush.ampnet import AmpFlow
-from autopar.schedule.without_flush.lists import Window
+from autopar.schedule.without_flush.lists import Window, Windows
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,20 +52,52 @@ class WindowSource:
 
 
 @dataclass(frozen=True, eq=False)
+class _Ports:
+    """How the programs of a pipeline make and take values; stage s is on worker s.
+
+    Args:
+        by_name: by (stage, value) its port.
+        axes: mesh axes of each stage.
+    """
+
+    by_name: Mapping[tuple[int, str], Port]
+    axes: tuple[Axes, ...]
+
+    @staticmethod
+    def of(lowered: LoweredPipeline) -> _Ports:
+        """Ports of a lowered pipeline."""
+        ports = {(p.work.stage, port.name): port for p in lowered.programs for port in p.results}
+        ports |= {(p.work.stage, port.name): port for p in lowered.programs for port in p.reads}
+        return _Ports(ports, tuple(lowered.mesh_axes(s) for s in range(lowered.plan.num_stages)))
+
+    def type(self, worker: int, name: str) -> TensorType:
+        """Type of a value as a worker has it."""
+        port = self.by_name[worker, name]
+        return replace(port.type, shape=port.shape(dict(self.axes[worker])))
+
+    def result(self, worker: int, b: Buffer) -> Result:
+        """A buffer of a worker as a result of a step."""
+        text = placement_text(worker, self.axes[worker], self.by_name[worker, b.value])
+        return Result(worker, b, self.type(worker, b.value), text)
+
+
+@dataclass(frozen=True, eq=False)
 class _OnWorkers:
     """Windows of a pipeline as steps of workers, which are loaded when they are first run.
 
     Args:
-        stale: the lists.
+        lowered: the pipeline.
+        windows: instruction lists of all calls.
+        ports: how its programs make and take values.
         inputs: of the lowered step.
-        axes: mesh axes of each stage.
         load: loads a step.
         loaded: those that are, by number of calls and whether they are drains.
     """
 
-    stale: StalePipeline
+    lowered: LoweredPipeline
+    windows: Windows
+    ports: _Ports
     inputs: tuple[Input, ...]
-    axes: tuple[tuple[tuple[str, int], ...], ...]
     load: Callable[[Pipelined], RemotePipeline]
     loaded: dict[tuple[int, bool], tuple[WindowSource, RemotePipeline]] = field(default_factory=dict)
 
@@ -85,26 +116,15 @@ class _OnWorkers:
 
     def window(self, calls: int, drain: bool) -> tuple[WindowSource, RemotePipeline]:
         """A call or a drain, loaded. The first call reads all inputs: its indices are those of the lowered step."""
-        windows = self.stale.windows
+        windows = self.windows
         at = min(calls, len(windows.drains) if drain else len(windows.calls) - 1), drain
         if at not in self.loaded:
             content = self._source((windows.drain if drain else windows.call)(calls), not calls, not drain)
             self.loaded[at] = content, self.load(content.source)
         return self.loaded[at]
 
-    @cached_property
-    def _ports(self) -> Mapping[tuple[int, str], Port]:
-        """Ports of programs, by stage and name."""
-        programs = self.stale.pipeline.programs
-        ports = {(p.work.stage, port.name): port for p in programs for port in p.results}
-        return ports | {(p.work.stage, port.name): port for p in programs for port in p.reads}
-
-    def _type(self, worker: int, name: str) -> TensorType:
-        port = self._ports[worker, name]
-        return replace(port.type, shape=port.shape(dict(self.axes[worker])))
-
     def _source(self, window: Window, begins: bool, metrics: bool) -> WindowSource:
-        flow, pipeline = self.stale.windows.flow, self.stale.pipeline
+        flow, pipeline, axes = self.windows.flow, self.lowered, self.ports.axes
         given = list(self._given(window, begins))
         reads = tuple(range(len(self.inputs))) if begins else tuple(sorted({p.index for _, p in given}))
         index = {n: at for at, n in enumerate(reads)}
@@ -117,14 +137,14 @@ class _OnWorkers:
             for b in sorted(buffers):
                 places[worker].append(ArrayPlace(b.value, len(inputs), buffer=b))
                 carried.append(carry_key(worker, b))
-                inputs.append(Input(carried[-1], self._type(worker, b.value)))
+                inputs.append(Input(carried[-1], self.ports.type(worker, b.value)))
         updated = outputs_of_updates(flow.dataflow, flow.replaces, lambda s, b: (s, b), metrics=metrics)
         ends = window.left(flow)
-        results = [self._result(*updated[n]) for n in sorted(updated)] + [self._result(w, b) for w, b in ends]
+        results = [self.ports.result(*place) for place in (*(updated[n] for n in sorted(updated)), *ends)]
         program = Program(pipeline.table, flow.dataflow, window.workers)
         batch = pipeline.map.microbatching.batch
         source = Pipelined(
-            program, pipeline.programs, self.axes, tuple(inputs), batch, tuple(map(tuple, places)), tuple(results)
+            program, pipeline.programs, axes, tuple(inputs), batch, tuple(map(tuple, places)), tuple(results)
         )
         return WindowSource(
             source, reads, tuple(carried), tuple(sorted(updated)), tuple(carry_key(w, flow.shifted(b)) for w, b in ends)
@@ -132,9 +152,9 @@ class _OnWorkers:
 
     def _given(self, window: Window, begins: bool) -> Iterator[tuple[int, ArrayPlace]]:
         """(worker, place) of what the caller's arguments are."""
-        flow = self.stale.windows.flow
+        flow = self.windows.flow
         index = {i.name: n for n, i in enumerate(self.inputs)}
-        batch = self.stale.pipeline.map.microbatching.batch
+        batch = self.lowered.map.microbatching.batch
         for value in flow.dataflow.values:
             if not value.is_input or value.ref is None:
                 continue
@@ -147,15 +167,12 @@ class _OnWorkers:
                 place = ArrayPlace(value.name, n, numbers, batch[value.ref.name], first=flow.lag)
                 yield from ((s, place) for s in value.stages)
 
-    def _result(self, worker: int, b: Buffer) -> Result:
-        text = placement_text(worker, self.axes[worker], self._ports[worker, b.value])
-        return Result(worker, b, self._type(worker, b.value), text)
-
 
 def load_remote_stale(
     traced: Traced,
     split_step: SplitStep,
-    stale: StalePipeline,
+    lowered: LoweredPipeline,
+    windows: Windows,
     cluster: RayCluster,
     progress: Callable[[str], None] | None = None,
 ) -> StaleProgram:
@@ -164,51 +181,44 @@ def load_remote_stale(
     Args:
         traced: the function.
         split_step: its step as it was lowered.
-        stale: its pipeline.
+        lowered: its pipeline.
+        windows: instruction lists of all calls.
         cluster: where the workers are.
         progress: called with what is being done.
 
     Raises:
         ClusterError: the cluster has not as many devices as the plan wants, or workers do not start.
     """
-    lowered = stale.pipeline
-    axes = tuple(lowered.mesh_axes(s) for s in range(lowered.plan.num_stages))
 
     def load(source: Pipelined) -> RemotePipeline:
         runtime = RemotePipeline(cluster.workers, deployment_of(source, lowered, cluster), progress)
         runtime.load()
         return runtime
 
-    windows = _OnWorkers(stale, split_step.step.graph.inputs, axes, load)
-    _, first = windows.window(0, False)  # puts and makes the arrays of all
-    return StaleProgram(load_program(traced, split_step, first, ()), stale.windows, windows)
+    steps = _OnWorkers(lowered, windows, _Ports.of(lowered), split_step.step.graph.inputs, load)
+    _, first = steps.window(0, False)  # puts and makes the arrays of all
+    return StaleProgram(load_program(traced, split_step, first, ()), windows, steps)
 
 
-def amp_source(split_step: SplitStep, amp: AmpPipeline) -> Pipelined:
+def amp_source(split_step: SplitStep, lowered: LoweredPipeline, flow: AmpFlow) -> Pipelined:
     """AMPNet as a step of workers.
 
     Args:
         split_step: the step as it was lowered.
-        amp: its programs and what they carry out.
+        lowered: its pipeline.
+        flow: what a call carries out.
     """
-    lowered, flow, graph = amp.pipeline, amp.flow, split_step.step.graph
-    axes = tuple(lowered.mesh_axes(s) for s in range(lowered.plan.num_stages))
+    graph, ports = split_step.step.graph, _Ports.of(lowered)
     # The lists say who sends to whom; what they give up, a pass in another order may still read.
     workers = tuple(
         msgspec.structs.replace(w, instructions=tuple(map(_kept, w.instructions))) for w in lowered.instructions.workers
     )
     program = Program(lowered.table, flow.dataflow, workers)
-    ports = {(p.work.stage, port.name): port for p in lowered.programs for port in p.results}
-    ports |= {(p.work.stage, port.name): port for p in lowered.programs for port in p.reads}
     updated = outputs_of_updates(flow.dataflow, flow.replaces, lambda s, b: (s, b))
-    results = []
-    for _, (stage, buffer) in sorted(updated.items()):
-        port = ports[stage, buffer.value]
-        kind = dataclasses.replace(port.type, shape=port.shape(dict(axes[stage])))
-        results.append(Result(stage, buffer, kind, placement_text(stage, axes[stage], port)))
+    results = tuple(ports.result(*place) for _, place in sorted(updated.items()))
     batch = lowered.map.microbatching.batch
     places = places_of_inputs(program, graph.inputs, batch)
-    return Pipelined(program, lowered.programs, axes, graph.inputs, batch, places, tuple(results), flow)
+    return Pipelined(program, lowered.programs, ports.axes, graph.inputs, batch, places, results, flow)
 
 
 def _kept(instruction: Instruction) -> Instruction:
@@ -219,20 +229,21 @@ def _kept(instruction: Instruction) -> Instruction:
 def load_remote_ampnet(
     traced: Traced,
     split_step: SplitStep,
-    amp: AmpPipeline,
+    lowered: LoweredPipeline,
+    flow: AmpFlow,
     cluster: RayCluster,
     progress: Callable[[str], None] | None = None,
 ) -> AmpProgram:
     """Starts workers for AMPNet and compiles it there; other arguments are those of `load_remote`.
 
     Args:
-        amp: its programs and what they carry out.
+        flow: what a call carries out.
 
     Raises:
         ScheduleError: a worker has several processes, or workers form one world.
         ClusterError: the cluster has not as many devices as the plan wants, or workers do not start.
     """
-    deployment = deployment_of(amp_source(split_step, amp), amp.pipeline, cluster)
+    deployment = deployment_of(amp_source(split_step, lowered, flow), lowered, cluster)
     if cluster.run.world:
         raise ScheduleError(
             "AMPNet has no order that the workers of a world could follow",
@@ -248,7 +259,7 @@ def load_remote_ampnet(
     runtime = RemotePipeline(cluster.workers, deployment, progress)
     runtime.load()
     program = load_program(traced, split_step, runtime, ())
-    return AmpProgram(program, amp.pipeline.table.name, amp.flow, _on_workers)
+    return AmpProgram(program, lowered.table.name, flow, _on_workers)
 
 
 def _on_workers(

@@ -21,7 +21,7 @@ from autopar.lower.aot.base import Target
 from autopar.lower.aot.collectives import Key, counted_collectives
 from autopar.lower.aot.estimates import StepSeconds, estimated, rates_of, together
 from autopar.lower.aot.messages import CompiledCollective, CompiledSummary, ProgramRequest
-from autopar.lower.aot.rows import CollectiveRow, ComparedCollectives, Shown, as_html, as_text
+from autopar.lower.aot.rows import CollectiveRow, ComparedCollectives, Shown, ShownVerification
 from autopar.lower.aot.spawn import CompileJob, compile_for, compile_jobs
 from autopar.lower.aot.verification import MEMORY_TOLERANCE, Verification, compare, join
 from autopar.lower.pipeline.build import LoweredPipeline, lower_pipeline
@@ -223,7 +223,7 @@ class WorkerRow:
 
 
 @dataclass(frozen=True)
-class PipelineVerification:
+class PipelineVerification(ShownVerification):
     """Result of `autopar.verify` for a plan of several stages; prints as tables.
 
     Args:
@@ -342,12 +342,6 @@ class PipelineVerification:
             "predicted_step_s": self.predicted_step_s,
             "compile_s": self.compile_s,
         }
-
-    def __str__(self) -> str:
-        return as_text(self._head(), self._tables())
-
-    def _repr_html_(self) -> str:
-        return as_html(self._head(), self._tables())
 
     def _head(self) -> tuple[tuple[str, str], ...]:
         said = sum(s.predicted_sent_bytes for s in self.stages)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -189,23 +190,30 @@ def listed(parts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {bytes_text(n)}" for name, n in parts.items() if n)
 
 
-def as_text(head: Iterable[tuple[str, str]], tables: Iterable[Shown]) -> str:
-    """Labelled lines and tables as a terminal shows them."""
-    parts = ["\n".join(f"{label + ':':<13}{text}" for label, text in head)]
-    for title, header, rows in tables:
-        parts.append(f"{title}\n{table(header, rows)}" if rows else f"{title}: none")
-    return "\n\n".join(parts)
+class ShownVerification(ABC):
+    """A verification that is shown as labelled lines and tables, on a terminal and in a notebook."""
 
+    @abstractmethod
+    def _head(self) -> tuple[tuple[str, str], ...]:
+        """(label, text) of each line."""
 
-def as_html(head: Iterable[tuple[str, str]], tables: Iterable[Shown]) -> str:
-    """Labelled lines and tables as HTML."""
+    @abstractmethod
+    def _tables(self) -> Sequence[Shown]:
+        """The tables."""
 
-    def cells(tag: str, texts: tuple[str, ...]) -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape(t)}</{tag}>" for t in texts) + "</tr>"
+    def __str__(self) -> str:
+        parts = ["\n".join(f"{label + ':':<13}{text}" for label, text in self._head())]
+        for title, header, rows in self._tables():
+            parts.append(f"{title}\n{table(header, rows)}" if rows else f"{title}: none")
+        return "\n\n".join(parts)
 
-    top = "".join(cells("td", pair) for pair in head)
-    shown = "".join(
-        f"<p>{html.escape(title)}</p><table>{cells('th', header)}{''.join(cells('td', r) for r in rows)}</table>"
-        for title, header, rows in tables
-    )
-    return f"<table>{top}</table>{shown}"
+    def _repr_html_(self) -> str:
+        def cells(tag: str, texts: tuple[str, ...]) -> str:
+            return "<tr>" + "".join(f"<{tag}>{html.escape(t)}</{tag}>" for t in texts) + "</tr>"
+
+        top = "".join(cells("td", pair) for pair in self._head())
+        shown = "".join(
+            f"<p>{html.escape(title)}</p><table>{cells('th', header)}{''.join(cells('td', r) for r in rows)}</table>"
+            for title, header, rows in self._tables()
+        )
+        return f"<table>{top}</table>{shown}"

@@ -20,7 +20,7 @@ from autopar.lower.aot.base import Target
 from autopar.lower.aot.collectives import GroupNames, Key, paired, sent
 from autopar.lower.aot.estimates import StepSeconds, estimated, planned_seconds, rates_of
 from autopar.lower.aot.messages import CompiledCollective, CompiledMemory
-from autopar.lower.aot.rows import BYTES_TOLERANCE, CollectiveRow, ComparedCollectives, Shown, as_html, as_text, listed
+from autopar.lower.aot.rows import BYTES_TOLERANCE, CollectiveRow, ComparedCollectives, Shown, ShownVerification, listed
 from autopar.lower.aot.spawn import Compilation
 from autopar.plan import Communication, Plan
 from autopar.plan.text import bytes_text, seconds_text
@@ -40,7 +40,7 @@ _Place = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Verification(ComparedCollectives):
+class Verification(ComparedCollectives, ShownVerification):
     """Result of `autopar.verify`; prints as a table.
 
     Args:
@@ -132,12 +132,6 @@ class Verification(ComparedCollectives):
             "cycles": self.cycles,
             "compile_s": self.compile_s,
         }
-
-    def __str__(self) -> str:
-        return as_text(self._head(), self._tables())
-
-    def _repr_html_(self) -> str:
-        return as_html(self._head(), self._tables())
 
     def _head(self) -> tuple[tuple[str, str], ...]:
         mesh = " x ".join(f"{n}@{a}" for a, n in self.mesh_axes)

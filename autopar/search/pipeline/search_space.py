@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from autopar.cost import total_flops
+from autopar.errors import MicrobatchError
 from autopar.ir import Graph
 from autopar.ir.loops import Scan
 from autopar.ir.phases import phase_of
-from autopar.microbatch import batch_size, even_counts
+from autopar.microbatch import Microbatching, batch_size, even_counts
 from autopar.schedule import Schedule
 from autopar.search.pipeline.partition import even_ends
 from autopar.search.problem import Problem
+from autopar.search.source import StageSource
 
 
 def is_small(problem: Problem) -> bool:
@@ -32,6 +34,25 @@ def is_large(problem: Problem) -> bool:
     """Whether the cluster has so many nodes that stages are whole nodes of it."""
     cluster = problem.cluster
     return cluster.num_nodes > problem.policy.sizes.large_nodes and len(cluster.groups) == 1
+
+
+def microbatchings(problem: Problem, source: StageSource, counts: Iterable[int]) -> Iterator[Microbatching]:
+    """The step in each of some numbers of microbatches, but for those into which it cannot be cut.
+
+    Args:
+        problem: what is planned.
+        source: cuts its step.
+        counts: numbers of microbatches.
+
+    Raises:
+        MicrobatchError: the step cannot be cut into the number of microbatches that was asked for.
+    """
+    for count in counts:
+        try:
+            yield source.microbatches(count)
+        except MicrobatchError:
+            if problem.job.num_microbatches is not None:
+                raise
 
 
 def microbatches_and_stages(

@@ -7,13 +7,14 @@ be (Narayanan et al., SOSP'19, section 3.1).
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
-from autopar.errors import InfeasiblePlanError, MicrobatchError, ScheduleError
+from autopar.errors import InfeasiblePlanError, ScheduleError
 from autopar.plan import Plan
 from autopar.schedule.without_flush.schedules import VersionMap, flushes
 from autopar.search.alpa import alpa
@@ -23,7 +24,7 @@ from autopar.search.pipeline.candidates import Candidate, CuttableStep, schedule
 from autopar.search.pipeline.partition import Slice, Submesh, even_stages, placed, submeshes
 from autopar.search.pipeline.plan_candidate import plan_candidate
 from autopar.search.pipeline.profiling import layer_costs
-from autopar.search.pipeline.search_space import microbatch_counts
+from autopar.search.pipeline.search_space import microbatch_counts, microbatchings
 from autopar.search.problem import Problem
 from autopar.search.source import StageSource
 from autopar.solver.problem import Array
@@ -104,22 +105,32 @@ def best_candidate(
     )
 
 
-def dividing_counts(cut: Cut) -> list[int]:
-    """The numbers of microbatches that the step can be cut into. MicrobatchError where one was asked for and cannot."""
-    good = []
-    for count in cut.counts:
-        try:
-            cut.source.microbatches(count)
-        except MicrobatchError:
-            if cut.problem.job.num_microbatches is not None:
-                raise
-            continue
-        good.append(count)
-    return good
+class _SlicingStrategy(ABC):
+    """A strategy that plans those of its slicings that have the least estimates."""
+
+    cuts_stages: ClassVar[bool] = True
+    name: ClassVar[str]
+    schedule: ClassVar[str]
+
+    @abstractmethod
+    def candidates(self, cut: Cut) -> Iterable[Candidate]:
+        """Ways to cut, with estimates."""
+
+    def __call__(self, problem: Problem) -> Plan:
+        """The plan.
+
+        Raises:
+            InfeasiblePlanError: there are too few layers or devices for the stages, or a stage does not fit.
+            MicrobatchError: the step cannot be cut into the number of microbatches that was asked for.
+        """
+        cut = cuttable(problem, self.name)
+        if cut is None:
+            return one_stage(problem, self.name)
+        return best_candidate(cut, self.name, self.schedule, self.candidates(cut))
 
 
 @dataclass(frozen=True)
-class GPipeStrategy:
+class GPipeStrategy(_SlicingStrategy):
     """Balanced slices on equal submeshes (GPipe, Huang et al., NeurIPS'19).
 
     The layers are cut into as many runs of about equal FLOPs as there are stages (GPipe, section 2.2: the variance of
@@ -129,24 +140,19 @@ class GPipeStrategy:
     Inside a stage the integer program shards. A problem without a source, or with one stage, gets one stage.
     """
 
-    cuts_stages: ClassVar[bool] = True
+    name: ClassVar[str] = "gpipe"
+    schedule: ClassVar[str] = "gpipe"
 
-    def __call__(self, problem: Problem) -> Plan:
-        """The plan.
-
-        Raises:
-            InfeasiblePlanError: there are too few layers or devices for the stages, or a stage does not fit.
-            MicrobatchError: the step cannot be cut into the number of microbatches that was asked for.
-        """
-        cut = cuttable(problem, "gpipe")
-        return one_stage(problem, "gpipe") if cut is None else best_candidate(cut, "gpipe", "gpipe", _slices(cut))
+    def candidates(self, cut: Cut) -> Iterable[Candidate]:
+        """Even stages in each number of them that divides the devices."""
+        return _slices(cut)
 
 
 def _slices(cut: Cut) -> Iterable[Candidate]:
     problem = cut.problem
     devices, asked = problem.cluster.num_devices, problem.job.num_stages
-    for count in dividing_counts(cut):
-        microbatching = cut.source.microbatches(count)
+    for microbatching in microbatchings(problem, cut.source, cut.counts):
+        count = microbatching.count
         layers = cluster(
             problem.graph, microbatching, min(max(devices, asked or 1), problem.policy.enumeration.most_layers)
         )
@@ -160,7 +166,7 @@ def _slices(cut: Cut) -> Iterable[Candidate]:
 
 
 @dataclass(frozen=True)
-class PipeDreamStrategy:
+class PipeDreamStrategy(_SlicingStrategy):
     """PipeDream's dynamic program over stages (Narayanan et al., SOSP'19).
 
     With A(j, k) the time of the slowest stage when layers 0..j are on k devices:
@@ -176,17 +182,12 @@ class PipeDreamStrategy:
     one stage, gets one stage; else there are two or more.
     """
 
-    cuts_stages: ClassVar[bool] = True
+    name: ClassVar[str] = "pipedream"
+    schedule: ClassVar[str] = "1f1b"
 
-    def __call__(self, problem: Problem) -> Plan:
-        """The plan.
-
-        Raises:
-            InfeasiblePlanError: there are too few layers or devices for the stages, or a stage does not fit.
-            MicrobatchError: the step cannot be cut into the number of microbatches that was asked for.
-        """
-        cut = cuttable(problem, "pipedream")
-        return one_stage(problem, "pipedream") if cut is None else best_candidate(cut, "pipedream", "1f1b", _cuts(cut))
+    def candidates(self, cut: Cut) -> Iterable[Candidate]:
+        """In each number of microbatches the slicing whose slowest stage is the fastest."""
+        return _cuts(cut)
 
 
 @dataclass(frozen=True)
@@ -209,9 +210,10 @@ def _cuts(cut: Cut) -> Iterable[Candidate]:
         )
     sizes = [m.size for m in submeshes(problem.cluster) if m.size <= devices]
     policy = problem.policy.enumeration
-    for count in dividing_counts(cut):
+    for microbatching in microbatchings(problem, cut.source, cut.counts):
+        count = microbatching.count
         wanted = (asked or min(devices, 8)) * policy.layers_per_stage
-        layers = cluster(problem.graph, cut.source.microbatches(count), min(wanted, policy.most_layers))
+        layers = cluster(problem.graph, microbatching, min(wanted, policy.most_layers))
         cut_at = slowest_least(profile(cut, count, layers), sizes, devices, asked)
         if cut_at is None:
             continue

@@ -121,24 +121,24 @@ class _Flow:
         Around the join that saves most, or the last one that saves enough, whichever is better once branches that are
         themselves joined of branches, by operators that take little, are taken apart.
         """
-        splits = [self._apart(parts, least) for parts in self._joins(numbers, least)]
+        splits = [self._flattened(parts, least) for parts in self._joins(numbers, least)]
         return max(splits, key=lambda parts: self._saved(parts[1]), default=None)
 
     def _saved(self, branches: Sequence[Sequence[int]]) -> float:
         weights = [self.weight(b) for b in branches]
         return sum(weights) - max(weights)
 
-    def _apart(self, parts: _Parts, least: float) -> _Parts:
+    def _flattened(self, parts: _Parts, least: float) -> _Parts:
         trunk, branches, merge = parts
-        apart: list[list[int]] = []
+        flat: list[list[int]] = []
         for branch in branches:
             inner = self.split(branch, least)
             if inner is not None and self.weight([*inner[0], *inner[2]]) < least:
                 trunk, merge = [*trunk, *inner[0]], [*merge, *inner[2]]
-                apart += inner[1]
+                flat += inner[1]
             else:
-                apart.append(branch)
-        return sorted(trunk), apart, sorted(merge)
+                flat.append(branch)
+        return sorted(trunk), flat, sorted(merge)
 
     def _joins(self, numbers: Sequence[int], least: float) -> list[_Parts]:
         """The parts around the operator that joins the most work, the first of equals, and around the last that joins

@@ -73,12 +73,12 @@ def loop_pairs(graph: Graph) -> tuple[LoopPair, ...]:
         ranked = [_pair(graph, op, reader, names) for reader, names in by_reader.items()]
         pairs += sorted(ranked, key=lambda p: -p.left_bytes)[:1]
     taken = set[str]()
-    apart = []
+    disjoint = []
     for p in pairs:
         if taken.isdisjoint((p.forward, p.backward)):
             taken.update((p.forward, p.backward))
-            apart.append(p)
-    return tuple(apart)
+            disjoint.append(p)
+    return tuple(disjoint)
 
 
 def pairs_in_segments(graph: Graph, layers: int) -> tuple[LoopPair, ...]:

@@ -92,7 +92,7 @@ class _Frame:
     """
 
     env: dict[str, Any]
-    apart: dict[tuple[str, _Branch], _Saved] = field(default_factory=dict)
+    separate: dict[tuple[str, _Branch], _Saved] = field(default_factory=dict)
     path: str = ""
 
     def read(self, operand: Operand) -> Any:
@@ -101,7 +101,7 @@ class _Frame:
 
     def saved_separately(self, operand: Operand) -> list[tuple[_Branch, _Saved]]:
         """(branch, what it saved apart from the value ``operand``)."""
-        return [(b, saved) for (name, b), saved in self.apart.items() if name == operand]
+        return [(b, saved) for (name, b), saved in self.separate.items() if name == operand]
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class _BranchRun:
                 passed = s.operand(branch)
                 if passed is None:
                     more.append((s, branch))
-                frame.apart[s.name, (branch,)] = _Saved(f"{s.name}@{branch}" if passed is None else passed)
+                frame.separate[s.name, (branch,)] = _Saved(f"{s.name}@{branch}" if passed is None else passed)
         given = [frame.read(o) for o in op.operands]
         wanted = [(n, b, o) for n, operand in enumerate(op.operands) for b, o in frame.saved_separately(operand) if n]
         operands = [*given[1:], *(frame.read(o.operand) for _, _, o in wanted)]
@@ -179,7 +179,7 @@ class _BranchRun:
             elif branch[0] == number:
                 name = f"{inputs[n - 1]}@{_text(branch[1:])}"
                 inner.env[name] = value
-                inner.apart[inputs[n - 1], branch[1:]] = _Saved(name, saved.same)
+                inner.separate[inputs[n - 1], branch[1:]] = _Saved(name, saved.same)
         self.graph(region, inner)
         return inner, [jnp.asarray(inner.read(o.operand)) for o in region.graph.outputs]
 
@@ -187,16 +187,16 @@ class _BranchRun:
         self, bound: BoundGraph, op: Operator, number: int, frame: _Frame, operands: Sequence[Any],
         wanted: Sequence[tuple[int, _Branch, _Saved]],
     ) -> tuple[Mapping[tuple[str, _Branch], _Saved], list[Any]]:  # fmt: skip
-        """Values that branches inside of a branch save apart, as in `_Frame.apart`, with their shapes."""
-        apart: dict[tuple[str, _Branch], _Saved] = {}
+        """Values that branches inside of a branch save apart, as in `_Frame.separate`, with their shapes."""
+        separate: dict[tuple[str, _Branch], _Saved] = {}
 
         def run(*operands: Any) -> list[Any]:
             inner, _ = self._branch(bound, op, number, frame, operands, wanted)
-            apart.update(inner.apart)
-            return [jnp.asarray(inner.read(saved.operand)) for saved in inner.apart.values()]
+            separate.update(inner.separate)
+            return [jnp.asarray(inner.read(saved.operand)) for saved in inner.separate.values()]
 
         shapes = jax.eval_shape(run, *operands)
-        return apart, shapes
+        return separate, shapes
 
     def _leaving_branches(
         self, bound: BoundGraph, op: Operator, frame: _Frame, operands: Sequence[Any],
@@ -211,15 +211,15 @@ class _BranchRun:
             path = f"{frame.path}{op.id}/{number}/"
             if not self._inside(path) and all(len(b) == 1 or b[0] != number for _, b, _ in wanted):
                 continue
-            apart, shapes = self._saved_inside(bound, op, number, frame, operands, wanted)
+            separate, shapes = self._saved_inside(bound, op, number, frame, operands, wanted)
             outside = dict(zip((i.name for i in region.inputs), op.operands[1:], strict=True))
-            for ((name, branch), saved), shape in zip(apart.items(), shapes, strict=True):
+            for ((name, branch), saved), shape in zip(separate.items(), shapes, strict=True):
                 results = [v.name for v, o in zip(op.results, region.outputs, strict=True) if o.operand == name]
                 passed = outside.get(str(saved.operand))
                 saved_name = f"{op.id}/{number}/{name}@{_text(branch)}"
                 for result in results:
                     operand = saved_name if passed is None else passed
-                    frame.apart[result, (number, *branch)] = _Saved(operand, saved.same)
+                    frame.separate[result, (number, *branch)] = _Saved(operand, saved.same)
                 if results and passed is None:
                     leaving.append(_Leaving(saved_name, number, saved, shape.shape, shape.dtype))
         return leaving
@@ -242,7 +242,7 @@ class _BranchRun:
             for n, b, o in taken:
                 name = f"{inputs[n]}@{_text(b)}"
                 inner.env[name] = values[n, b]
-                inner.apart[inputs[n], b] = _Saved(name, o.same[1:] if n >= scan.num_whole else o.same)
+                inner.separate[inputs[n], b] = _Saved(name, o.same[1:] if n >= scan.num_whole else o.same)
             self.graph(region, inner)
             leaving[:] = _leaving(op, scan, inner, frame)
             outputs = [jnp.asarray(inner.read(o.operand)) for o in region.graph.outputs]
@@ -258,7 +258,7 @@ class _BranchRun:
         for (name, b, saved), stack in zip(leaving, ys[plain:], strict=True):
             for result in _stacks(op, scan, name):
                 frame.env[f"{result}@{_text(b)}"] = stack
-                frame.apart[result, b] = _Saved(f"{result}@{_text(b)}", (False, *saved.same))
+                frame.separate[result, b] = _Saved(f"{result}@{_text(b)}", (False, *saved.same))
 
 
 def _leaving(op: Operator, scan: Scan, inner: _Frame, frame: _Frame) -> list[tuple[str, _Branch, _Saved]]:
@@ -269,14 +269,14 @@ def _leaving(op: Operator, scan: Scan, inner: _Frame, frame: _Frame) -> list[tup
     carried = range(scan.num_consts, scan.num_whole)
     given = {i.name: n for n, i in enumerate(scan.body.inputs) if n not in carried}
     leaving = []
-    for (name, b), saved in inner.apart.items():
+    for (name, b), saved in inner.separate.items():
         stacks = _stacks(op, scan, name)
         if saved.operand not in given:
             leaving += [(name, b, saved)] if stacks else []
             continue
         for result in stacks:
             n = given[str(saved.operand)]
-            frame.apart[result, b] = _Saved(op.operands[n], (n < scan.num_consts, *saved.same))
+            frame.separate[result, b] = _Saved(op.operands[n], (n < scan.num_consts, *saved.same))
     return leaving
 
 

@@ -37,7 +37,7 @@ _ALIGNMENT = 64
 #: Bytes of a numpy array that jax copies on a thread of its own.
 _COPIED_BYTES = 1 << 18
 #: So often a waiting device looks whether the call is stuck, at most.
-_LOOK_S = 1.0
+_POLL_S = 1.0
 #: Seconds that a step has to end when a call of it was found to be stuck.
 _END_S = 5.0
 
@@ -143,7 +143,7 @@ class Callbacks:
 
         return guard
 
-    def look(self, call: StuckCall) -> None:
+    def note_stuck(self, call: StuckCall) -> None:
         """Notes the error of a call that is stuck.
 
         Args:
@@ -222,13 +222,13 @@ class Calls:
             device: number of the device.
             callbacks: asked whether the call is stuck. ClusterError where it is.
         """
-        look, call = min(_LOOK_S, callbacks.limit_s / 8), StuckCall(self)
+        poll_s, call = min(_POLL_S, callbacks.limit_s / 8), StuckCall(self)
         with self.changed:
             self.awaited[device] += 1
             number = self.awaited[device]
-            while not self.changed.wait_for(lambda: self.ended >= number, None if look == math.inf else look):
+            while not self.changed.wait_for(lambda: self.ended >= number, None if poll_s == math.inf else poll_s):
                 if device == 1:
-                    callbacks.look(call)
+                    callbacks.note_stuck(call)
                 callbacks.give_up()
         callbacks.give_up()  # the call may have ended when the first devices gave up
 

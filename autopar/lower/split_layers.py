@@ -208,9 +208,9 @@ class _SplitValues:
                 split.append(False)
                 continue
             value = self.env[o.operand]
-            apart = value.dim == 0 and o.updates in self.leaves
-            results += value.arrays if apart else [self.whole(o.operand)]
-            split.append(apart)
+            grouped = value.dim == 0 and o.updates in self.leaves
+            results += value.arrays if grouped else [self.whole(o.operand)]
+            split.append(grouped)
         self.split_outputs = tuple(split)
         return results
 
@@ -246,10 +246,10 @@ class _SplitValues:
             return
         bound = self.bound.bounds[op.id]
         states = [None if isinstance(o, Literal) else self.env[o].layout for o in op.operands]
-        apart = any(k is not None and k.axes for k in states)
+        grouped = any(k is not None and k.axes for k in states)
         if self._needs_nothing(op):
             self.made_of_nothing[op.results[0].name] = op
-        if not apart and not (op.primitive == "scan" and self._is_layers(op)):
+        if not grouped and not (op.primitive == "scan" and self._is_layers(op)):
             self._keep(op, bind(bound.primitive, bound.params, [self.whole(o) for o in op.operands]))
         elif op.primitive == "scan" and self._is_layers(op):
             self._scan(op, bound)
@@ -311,13 +311,15 @@ class _SplitValues:
         if whole:
             outputs = bind(bound.primitive, bound.params, [values[i].arrays[0] for i in whole])
             passed = dict(zip(whole, outputs, strict=True))
-        apart = [i for i, v in enumerate(values) if v.dim is not None]
-        groups = [bind(bound.primitive, bound.params, [values[i].arrays[g] for i in apart]) for g in range(self.groups)]
+        grouped = [i for i, v in enumerate(values) if v.dim is not None]
+        groups = [
+            bind(bound.primitive, bound.params, [values[i].arrays[g] for i in grouped]) for g in range(self.groups)
+        ]
         for i, v in enumerate(op.results):
             if i in passed:
                 self.env[v.name] = _Value(values[i].layout, [passed[i]])
             else:
-                self.env[v.name] = _Value(values[i].layout, [outputs[apart.index(i)] for outputs in groups])
+                self.env[v.name] = _Value(values[i].layout, [outputs[grouped.index(i)] for outputs in groups])
 
     def _is_layers(self, op: Operator) -> bool:
         """Whether the loop goes over layers: over a stack that is in pieces, or over what such a loop left."""

@@ -18,7 +18,7 @@ from autopar.ir.types import TensorType
 #: Passes a value on; a result is its operand.
 _BARRIER = "optimization_barrier"
 #: What ends a layer after its last product: bias and residual.
-_BEHIND = frozenset({"add", "add_any", "convert_element_type"})
+_LAYER_ENDS = frozenset({"add", "add_any", "convert_element_type"})
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def run_once(graph: Graph) -> frozenset[str]:
     for o in operators:
         if o.phase != FORWARD or o.op.regions or not o.results or again.intersection(o.results.values()):
             continue
-        if again.intersection(o.taken) or (o.op.primitive in _BEHIND and ends.intersection(o.taken)):
+        if again.intersection(o.taken) or (o.op.primitive in _LAYER_ENDS and ends.intersection(o.taken)):
             left.add(o.key)
             ends.update(o.results.values())
     return frozenset(left)

@@ -11,7 +11,7 @@ from autopar.schedule.table import Table
 class Schedule(abc.ABC):
     """A way to order the work of a pipeline.
 
-    Subclasses are final, one file each, and hold no state besides their options. They offer themselves under a name in
+    Subclasses are final and hold no state besides their options. They offer themselves under a name in
     `autopar.schedule.registry`.
     """
 

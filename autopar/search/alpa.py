@@ -13,11 +13,11 @@ from autopar.search.anytime import OfParts, faster_by
 from autopar.search.intra import ShardingProblem
 from autopar.search.intra.slack import with_shared_examples
 from autopar.search.mesh_bounds import (
-    LimitLooks,
-    Looked,
-    all_looked_at,
-    look_within_limit,
-    looks_within_limit,
+    LimitRelaxations,
+    RelaxedMesh,
+    all_relaxed,
+    relaxation_within_limit,
+    relaxations_within_limit,
     summed_cutoff_s,
     too_little,
 )
@@ -37,7 +37,7 @@ _BOUND_OF_MESHES = "the bound of every mesh, priced on it"
 def alpa(problem: Problem) -> Plan | Bounded:
     """The cheapest plan over all logical meshes of the cluster.
 
-    Every mesh is looked at first, which takes milliseconds. Then the one of the least bound is solved, and so on until
+    Every mesh is relaxed first, which takes milliseconds. Then the one of the least bound is solved, and so on until
     the bounds of those that are left exceed what is known. `Bounded` where none takes less than ``cutoff_s`` of the
     sub-problem.
 
@@ -45,33 +45,41 @@ def alpa(problem: Problem) -> Plan | Bounded:
         InfeasiblePlanError: no sharding fits the memory limit; it has the least memory that would do.
     """
     meshes = MeshSearch(problem)
-    if problem.subproblem.looks_only:
-        return _looked(meshes)
+    if problem.subproblem.relaxation_only:
+        return _by_relaxation(meshes)
     known_s = summed_cutoff_s(meshes)
-    looked = all_looked_at(meshes, known_s)
-    if problem.subproblem.ample_memory and not any(look.fits for look in looked):
-        raise too_little(meshes, looked)
+    relaxed_meshes = all_relaxed(meshes, known_s)
+    if problem.subproblem.ample_memory and not any(relaxed.fits for relaxed in relaxed_meshes):
+        raise too_little(meshes, relaxed_meshes)
     answers = _Answers(meshes, known_s)
-    first = min((look for look in looked if look.fits), key=lambda look: look.bound_s, default=None)
+    first = min(
+        (relaxed for relaxed in relaxed_meshes if relaxed.fits), key=lambda relaxed: relaxed.bound_s, default=None
+    )
     if first is not None:
         answers.offer(first.sharding_problem, first.solution)
-    within = looks_within_limit(meshes, looked, known_s, answers.offer)
-    of_mesh = {i: answers.of_mesh(looked[i], within.get(i)) for i in _order(looked, within)}
-    return answers.plan([answer for i in range(len(looked)) for answer in of_mesh[i]], looked)
+    within = relaxations_within_limit(meshes, relaxed_meshes, known_s, answers.offer)
+    of_mesh = {i: answers.of_mesh(relaxed_meshes[i], within.get(i)) for i in _order(relaxed_meshes, within)}
+    return answers.plan([answer for i in range(len(relaxed_meshes)) for answer in of_mesh[i]], relaxed_meshes)
 
 
-def _order(looked: Sequence[Looked], within: Mapping[int, LimitLooks]) -> list[int]:
+def _order(relaxed_meshes: Sequence[RelaxedMesh], within: Mapping[int, LimitRelaxations]) -> list[int]:
     """Numbers of the meshes, those first that are likely to keep the limit, the cheapest first.
 
     What they take says which of the others are of use.
     """
 
     def key(i: int) -> tuple[bool, float, float, int]:
-        look = looked[i]
-        cost_s = within[i].cost_s if i in within else look.solution.objective if look.fits and look.solution else 0.0
-        return not look.fits, cost_s, look.bound_s, i
+        relaxed = relaxed_meshes[i]
+        cost_s = (
+            within[i].cost_s
+            if i in within
+            else relaxed.solution.objective
+            if relaxed.fits and relaxed.solution
+            else 0.0
+        )
+        return not relaxed.fits, cost_s, relaxed.bound_s, i
 
-    return sorted(range(len(looked)), key=key)
+    return sorted(range(len(relaxed_meshes)), key=key)
 
 
 @dataclass
@@ -83,7 +91,7 @@ class _Answers:
         known_s: seconds that the sum of an answer must stay below to be of use.
         best_s: the least sum so far.
         unlimited_s: bounds without the limit, of meshes that may fit.
-        offers: plans of looks, which may hide more of what they send than the answer of the least sum.
+        offers: plans of relaxations, which may hide more of what they send than the answer of the least sum.
     """
 
     meshes: MeshSearch
@@ -92,46 +100,46 @@ class _Answers:
     unlimited_s: list[float] = field(default_factory=list)
     offers: list[Plan] = field(default_factory=list)
 
-    def of_mesh(self, looked: Looked, looks: LimitLooks | None) -> list[MeshSolution]:
+    def of_mesh(self, relaxed_mesh: RelaxedMesh, relaxations: LimitRelaxations | None) -> list[MeshSolution]:
         """The answers of a mesh.
 
         Args:
-            looked: at it without the limit.
-            looks: at it within the limit; None where there are none.
+            relaxed_mesh: the mesh without the limit.
+            relaxations: of it within the limit; None where there are none.
         """
-        if looked.bound_s == math.inf:
-            return [_left_out(looked)]
-        if looked.bound_s > min(self.best_s, self.known_s):
-            self.unlimited_s.append(looked.bound_s)
-            return [_left_out(looked)]
-        if looks is not None and looks.is_useless(self.best_s, self.known_s):
-            self.unlimited_s.append(looked.bound_s)
-            return [_left_out(replace(looked, bound_s=max(looked.bound_s, looks.bound_s)))]
+        if relaxed_mesh.bound_s == math.inf:
+            return [_left_out(relaxed_mesh)]
+        if relaxed_mesh.bound_s > min(self.best_s, self.known_s):
+            self.unlimited_s.append(relaxed_mesh.bound_s)
+            return [_left_out(relaxed_mesh)]
+        if relaxations is not None and relaxations.is_useless(self.best_s, self.known_s):
+            self.unlimited_s.append(relaxed_mesh.bound_s)
+            return [_left_out(replace(relaxed_mesh, bound_s=max(relaxed_mesh.bound_s, relaxations.bound_s)))]
         self.meshes.problem.checkpoint()
         cutoff_s = min(self.best_s, self.known_s)
-        free = self._without_limit(looked, cutoff_s)
+        free = self._without_limit(relaxed_mesh, cutoff_s)
         self.unlimited_s.append(free.solution.lower_bound)
         answers = [free]
         if free.sharding_problem.memory_bound:
             is_useful = free.solution.lower_bound <= cutoff_s and free.solution.status is not Status.INFEASIBLE
-            answers = self._under_limit(free, looks) if is_useful else [_given_up(free)]
+            answers = self._under_limit(free, relaxations) if is_useful else [_given_up(free)]
         self.best_s = min([self.best_s, *(a.solution.objective for a in answers if a.solution.found)])
         return answers
 
-    def _without_limit(self, looked: Looked, cutoff_s: float) -> MeshSolution:
+    def _without_limit(self, relaxed_mesh: RelaxedMesh, cutoff_s: float) -> MeshSolution:
         """The answer of a mesh without the limit; ``memory_bound`` where it breaks the limit, or was given up.
 
         Args:
-            looked: the mesh.
+            relaxed_mesh: the mesh.
             cutoff_s: seconds beyond which it is given up.
         """
-        sharding_problem, limit_bytes = looked.sharding_problem, self.meshes.problem.memory_limit_bytes
-        free = self.meshes.unlimited(sharding_problem, looked.solution, cutoff_s)
+        sharding_problem, limit_bytes = relaxed_mesh.sharding_problem, self.meshes.problem.memory_limit_bytes
+        free = self.meshes.unlimited(sharding_problem, relaxed_mesh.solution, cutoff_s)
         given_up = free.status is not Status.OPTIMAL and free.lower_bound > cutoff_s
         fits = free.found and not given_up and peak_bytes(sharding_problem.problem, free.choice) <= limit_bytes
         return MeshSolution(sharding_problem if fits else replace(sharding_problem, memory_bound=True), free)
 
-    def _under_limit(self, free: MeshSolution, looks: LimitLooks | None) -> list[MeshSolution]:
+    def _under_limit(self, free: MeshSolution, relaxations: LimitRelaxations | None) -> list[MeshSolution]:
         """Answers within the limit: with copies that all phases share, and with copies of each phase's own.
 
         The second cost no less than the first without a limit, for they are made more often; where the first within the
@@ -139,49 +147,51 @@ class _Answers:
 
         Args:
             free: the answer without the limit.
-            looks: at the mesh within the limit, where there were some already.
+            relaxations: of the mesh within the limit, where there were some already.
         """
         meshes, best_s, known_s, shared = self.meshes, self.best_s, self.known_s, free.sharding_problem
         if meshes.problem.subproblem.separate_programs:
-            known = meshes.within(shared, free.solution.lower_bound, known_s) if looks is None else looks.shared
+            known = (
+                meshes.within(shared, free.solution.lower_bound, known_s) if relaxations is None else relaxations.shared
+            )
             solution = meshes.solved(shared.problem, known=known, binds=True, cutoff_s=known_s)
             return [MeshSolution(replace(shared, memory_bound=True), solution, _BY_PHASE)]
         least_s = free.solution.lower_bound
         negligible_s = least_s + meshes.problem.policy.effort.gap * abs(least_s)
-        if looks is None:
-            looks = look_within_limit(meshes, shared, least_s=least_s, best_s=best_s, known_s=known_s)
-            for of, look in looks.forms(shared):
-                self.offer(of, look)
-        # Which of the two forms is the cheaper looks say: the other is mostly given up by its bound.
-        split, split_look = looks.split, looks.split_look
-        cutoff_s = min(best_s, known_s, math.inf if split_look is None else split_look.objective)
-        solution = meshes.solved(shared.problem, known=looks.shared, binds=True, cutoff_s=cutoff_s)
+        if relaxations is None:
+            relaxations = relaxation_within_limit(meshes, shared, least_s=least_s, best_s=best_s, known_s=known_s)
+            for of, relaxed in relaxations.forms(shared):
+                self.offer(of, relaxed)
+        # Which of the two forms is the cheaper relaxations say: the other is mostly given up by its bound.
+        split, split_relaxed = relaxations.split, relaxations.split_relaxed
+        cutoff_s = min(best_s, known_s, math.inf if split_relaxed is None else split_relaxed.objective)
+        solution = meshes.solved(shared.problem, known=relaxations.shared, binds=True, cutoff_s=cutoff_s)
         answers = [MeshSolution(shared, solution, "memory binds")]
         if solution.objective <= negligible_s:
             return answers
         split = split or meshes.program(shared.mesh, split_phases=True)
-        cutoff_s = min(known_s, looks.times_joined * min(best_s, solution.objective))
-        solution = meshes.solved(split.problem, known=split_look, binds=True, cutoff_s=cutoff_s)
+        cutoff_s = min(known_s, relaxations.times_joined * min(best_s, solution.objective))
+        solution = meshes.solved(split.problem, known=split_relaxed, binds=True, cutoff_s=cutoff_s)
         return [*answers, MeshSolution(split, solution, _BY_PHASE)]
 
-    def offer(self, sharding_problem: ShardingProblem, look: Solution | None) -> None:
-        """Offers the plan of a look that keeps the limit where its mesh is yet to be solved; no part of a step."""
+    def offer(self, sharding_problem: ShardingProblem, relaxed: Solution | None) -> None:
+        """Offers the plan of a relaxation that keeps the limit while its mesh is not solved; no part of a step."""
         problem = self.meshes.problem
         if problem.anytime is None or isinstance(problem.anytime, OfParts):
             return
         done = Goal(problem.policy.effort.sharding_gap)
-        if look is None or not look.found or done.reached(look.objective, look.lower_bound):
+        if relaxed is None or not relaxed.found or done.reached(relaxed.objective, relaxed.lower_bound):
             return
-        if is_feasible(sharding_problem.problem, look.choice):
-            self.offers.append(MeshSearch(problem).plan([MeshSolution(sharding_problem, look)], "alpa"))
+        if is_feasible(sharding_problem.problem, relaxed.choice):
+            self.offers.append(MeshSearch(problem).plan([MeshSolution(sharding_problem, relaxed)], "alpa"))
             problem.offer(self.offers[-1])
 
-    def plan(self, every: Sequence[MeshSolution], looked: Sequence[Looked]) -> Plan | Bounded:
+    def plan(self, every: Sequence[MeshSolution], relaxed_meshes: Sequence[RelaxedMesh]) -> Plan | Bounded:
         """The plan of the best answer, or of an offer that is faster; `Bounded` where no bound is below what is known.
 
         Args:
             every: answers of all meshes.
-            looked: looks at them.
+            relaxed_meshes: their relaxations.
         """
         cheapest_s, known_s = min(self.unlimited_s, default=math.inf), self.known_s
         if self.unlimited_s and cheapest_s >= known_s:
@@ -193,12 +203,12 @@ class _Answers:
         plan = self.meshes.plan(every, "alpa", self.meshes.improved)
         offered = min(self.offers, key=lambda plan: plan.step_time, default=None)
         plan = faster_by(plan, offered, self.meshes.problem.policy.effort.least_gain)
-        shared = self._with_shared_examples(looked, plan)
+        shared = self._with_shared_examples(relaxed_meshes, plan)
         plan = faster_by(plan, shared, self.meshes.problem.policy.effort.least_gain)
-        complete = len(self.unlimited_s) == len(looked)
+        complete = len(self.unlimited_s) == len(relaxed_meshes)
         return _with_unlimited(plan, cheapest_s) if plan.content.memory_bound and complete else plan
 
-    def _with_shared_examples(self, looked: Sequence[Looked], plan: Plan) -> Plan | None:
+    def _with_shared_examples(self, relaxed_meshes: Sequence[RelaxedMesh], plan: Plan) -> Plan | None:
         """The plan that shares examples over the mesh of one axis; None where a plan does not wait for long, or has it.
 
         Sums have the latency of each collective, where gradients that are sent as one wait for one. So the mesh may be
@@ -208,12 +218,12 @@ class _Answers:
         stall_s = stage.step_time - stage.compute_time
         if not problem.cost_model.overlaps or stall_s <= problem.policy.overlap.stall_share * stage.step_time:
             return None
-        for look in looked:
-            program = look.sharding_problem
+        for relaxed in relaxed_meshes:
+            program = relaxed.sharding_problem
             is_other = tuple(program.mesh.axes) != stage.mesh_axes
-            if look.bound_s == math.inf or not is_other or sum(n > 1 for _, n in program.mesh.axes) != 1:
+            if relaxed.bound_s == math.inf or not is_other or sum(n > 1 for _, n in program.mesh.axes) != 1:
                 continue
-            hidden = with_shared_examples(problem, program, self.meshes.improved, look.bound_s)
+            hidden = with_shared_examples(problem, program, self.meshes.improved, relaxed.bound_s)
             if hidden is None or not is_feasible(program.problem, hidden.solution.choice):
                 return None
             shared = MeshSearch(problem).plan([MeshSolution(program, hidden.solution)], "alpa")
@@ -233,13 +243,13 @@ def _with_unlimited(plan: Plan, seconds: float) -> Plan:
     return replace(plan, content=msgspec.structs.replace(plan.content, search=search))
 
 
-def _looked(meshes: MeshSearch) -> Plan | Bounded:
-    """The plan of what a look at each mesh finds within the memory limit; of a problem too small for one its answer.
+def _by_relaxation(meshes: MeshSearch) -> Plan | Bounded:
+    """The plan of the meshes' relaxations within the memory limit; of a problem too small for one its answer.
 
     `Bounded` where none takes less than ``cutoff_s`` of the sub-problem, however much memory there is.
 
     Raises:
-        InfeasiblePlanError: no look finds what fits.
+        InfeasiblePlanError: no relaxation finds what fits.
     """
     problem, answers, least_s = meshes.problem, list[MeshSolution](), math.inf
     # What hides behind computation is in a sum, and not in a step.
@@ -249,32 +259,34 @@ def _looked(meshes: MeshSearch) -> Plan | Bounded:
         problem.checkpoint()
         sharding_problem, fits = meshes.program(mesh), False
         if sharding_problem.broken:
-            answers.append(_left_out(Looked(sharding_problem, None, math.inf)))
+            answers.append(_left_out(RelaxedMesh(sharding_problem, None, math.inf)))
             continue
-        look = None
+        relaxed = None
         if not problem.subproblem.any_that_fits:  # else nobody asks what the limit costs
-            look = meshes.free(sharding_problem, cutoff_s, gap)
-            bounds_s.append(look.lower_bound)
-            if look.lower_bound >= cutoff_s:
-                answers.append(_left_out(Looked(sharding_problem, look, look.lower_bound)))
+            relaxed = meshes.free(sharding_problem, cutoff_s, gap)
+            bounds_s.append(relaxed.lower_bound)
+            if relaxed.lower_bound >= cutoff_s:
+                answers.append(_left_out(RelaxedMesh(sharding_problem, relaxed, relaxed.lower_bound)))
                 continue
-            least_s, fits = min(least_s, look.objective), is_feasible(sharding_problem.problem, look.choice)
-        if look is None or not fits:
-            known_s = -math.inf if look is None else look.lower_bound
-            look = meshes.within(sharding_problem, known_s, gap=gap) or meshes.solved(sharding_problem.problem)
-        answers.append(MeshSolution(replace(sharding_problem, memory_bound=not fits), look))
+            least_s, fits = min(least_s, relaxed.objective), is_feasible(sharding_problem.problem, relaxed.choice)
+        if relaxed is None or not fits:
+            known_s = -math.inf if relaxed is None else relaxed.lower_bound
+            relaxed = meshes.within(sharding_problem, known_s, gap=gap) or meshes.solved(sharding_problem.problem)
+        answers.append(MeshSolution(replace(sharding_problem, memory_bound=not fits), relaxed))
     if bounds_s and min(bounds_s) >= cutoff_s:
         return Bounded(_BOUND_OF_MESHES, min(bounds_s))
     plan = meshes.plan(answers, "alpa")
     return _with_unlimited(plan, plan.content.search.objective if least_s == math.inf else least_s)
 
 
-def _left_out(looked: Looked) -> MeshSolution:
+def _left_out(relaxed_mesh: RelaxedMesh) -> MeshSolution:
     """Record of a mesh that is not solved: its bound is above a known plan, or nothing fits on it."""
-    sharding_problem = replace(looked.sharding_problem, memory_bound=True)
-    if looked.bound_s == math.inf:
+    sharding_problem = replace(relaxed_mesh.sharding_problem, memory_bound=True)
+    if relaxed_mesh.bound_s == math.inf:
         return MeshSolution(sharding_problem, Solution(Status.INFEASIBLE, (), math.inf, math.inf, 0.0, ""))
-    return MeshSolution(sharding_problem, Solution(Status.UNKNOWN, (), math.inf, looked.bound_s, 0.0, ""), _LEFT_OUT)
+    return MeshSolution(
+        sharding_problem, Solution(Status.UNKNOWN, (), math.inf, relaxed_mesh.bound_s, 0.0, ""), _LEFT_OUT
+    )
 
 
 def _given_up(answer: MeshSolution) -> MeshSolution:

@@ -90,7 +90,7 @@ class Incumbent:
     def fastest(self, plan: Plan, least_gain: float) -> Plan:
         """The answer of a search, or the fastest offer of one stage where that saves more than a share of its step.
 
-        Sums of seconds say what is solved to the end, and a look that they leave out may hide more of what it sends.
+        Sums of seconds say what is solved to the end, and a relaxation that they leave out may hide more messages.
         Offers of several stages that are not the answer have schedules whose launches cost more than they save.
 
         Args:
@@ -100,7 +100,7 @@ class Incumbent:
         return faster_by(plan, self.one_stage, least_gain)
 
     def telling(self, log: Callable[[str], None]) -> Callable[[str], None]:
-        """``log`` with the best plan known and the seconds of searching behind each line."""
+        """``log`` with the best plan known and the seconds of searching after each line."""
 
         def line(text: str) -> None:
             best = self.best

@@ -238,7 +238,7 @@ class Comparison:
         return f"{self.program} on {self.cluster}\n{table(self.columns(), self.rows())}"
 
 
-#: Headers of `Comparison.rows`, before and behind that of the price.
+#: Headers of `Comparison.rows`, before and after that of the price.
 _BEFORE_PRICE = ("place", "strategy", "step time", "to best", "spread", "peak memory")
 _AFTER_PRICE = ("planning", "note")
 

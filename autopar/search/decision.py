@@ -1,6 +1,6 @@
 """`Decision`: the regions of the whole decision, and how each is expanded by the loop (`autopar.search.loop`).
 
-    one stage        looks at its meshes without a limit: its plan where memory is ample, else microbatches,
+    one stage        relaxations of its meshes without a limit: its plan where memory is ample, else microbatches,
                      recomputation and the host (`autopar.search.single_stage`)
     pipelines        numbers of stages, each by the work of its stages, then by the whole step on the devices of one of
                      them, then planned (`autopar.search.pipeline.search`); where stages are whole nodes by
@@ -101,9 +101,12 @@ def least_by_stages(
 
 
 #: Names of relaxations, as the trail has them.
-WORK, LOOKS = "the bound of what is computed", "looks at every mesh without the memory limit, an estimate"
-#: Looks by number of stages.
-_Looks: TypeAlias = dict[int, EqualStages]
+WORK, MESH_RELAXATIONS = (
+    "the bound of what is computed",
+    "relaxations of every mesh without the memory limit, an estimate",
+)
+#: Relaxations by number of stages.
+_StageEstimates: TypeAlias = dict[int, EqualStages]
 _INTERLEAVED = "interleaved stages by the whole step on the devices of one worker, an estimate"
 
 
@@ -190,28 +193,28 @@ class Decision:
             except InfeasiblePlanError as error:
                 seconds = error.estimate_s if isinstance(error, MemoryNotAmpleError) else None
                 seconds = seconds or 0.0
-                region = self._exact_stage(self._looks, seconds)
+                region = self._exact_stage(self._mesh_relaxations, seconds)
                 return Expansion(regions=(replace(region, expand=partial(self._by_microbatches, seconds)),))
             if isinstance(plan, Bounded):
                 return plan
             if is_best_of_one_stage(self.problem, plan):
                 return Expansion(plan)
-            return Expansion(plan, (self._exact_stage(self._looks, 0.0),))
+            return Expansion(plan, (self._exact_stage(self._mesh_relaxations, 0.0),))
 
         return OpenRegion(Region("one stage", ((1, 1),)), expand)
 
     def _by_microbatches(self, seconds: float, known: Known) -> Expansion | Bounded:
-        """One stage by looks in the fewest microbatches that may fit without recomputation."""
+        """One stage by relaxations in the fewest microbatches that may fit without recomputation."""
         possible = self._possible
         count = counts_that_may_fit(self.problem, self.step, possible)[0] if len(possible) > 1 else possible[0]
         if count == possible[0]:
-            return Expansion(regions=(self._exact_stage(self._looks, seconds),))
-        cutoff_s = known.best_s / self.problem.policy.effort.looks.usual
-        looked = equal_stages(self.problem, self.step, EqualStages.of(self.problem, 1), count, cutoff_s)
-        if looked is not None and looked.is_beyond:
-            return Bounded(LOOKS, known.best_s)
-        seconds = seconds if looked is None else looked.busy_s(count)
-        return Expansion(regions=(self._exact_stage(self._looks, seconds),))
+            return Expansion(regions=(self._exact_stage(self._mesh_relaxations, seconds),))
+        cutoff_s = known.best_s / self.problem.policy.effort.mesh_relaxations.usual
+        equal = equal_stages(self.problem, self.step, EqualStages.of(self.problem, 1), count, cutoff_s)
+        if equal is not None and equal.is_beyond:
+            return Bounded(MESH_RELAXATIONS, known.best_s)
+        seconds = seconds if equal is None else equal.busy_s(count)
+        return Expansion(regions=(self._exact_stage(self._mesh_relaxations, seconds),))
 
     def _exact_stage(self, relaxation: Relaxation | None = None, seconds: float = 0.0) -> OpenRegion:
         """One stage in any microbatches, with any recomputation; what a relaxation says of it."""
@@ -228,8 +231,8 @@ class Decision:
         return OpenRegion(region, expand, relaxation, least_s, max(least_s, seconds))
 
     @property
-    def _looks(self) -> Relaxation:
-        return Relaxation(LOOKS, self.problem.policy.effort.looks)
+    def _mesh_relaxations(self) -> Relaxation:
+        return Relaxation(MESH_RELAXATIONS, self.problem.policy.effort.mesh_relaxations)
 
     @property
     def _work(self) -> Relaxation:
@@ -265,7 +268,7 @@ class Decision:
         relaxation = Relaxation(EQUAL_STAGES, self.problem.policy.effort.work)
         devices, is_uniform = self.problem.cluster.num_devices, len(self.problem.cluster.groups) == 1
         equal = [stages for stages in by_stages if devices % stages == 0] if is_uniform else []
-        looks: _Looks = {}
+        estimates: _StageEstimates = {}
         per_stage = (0, self.problem.policy.enumeration.least_microbatches_per_stage)
         for stages, seconds in sorted(by_stages.items()):
             # Unequal stages have the estimate of the next numbers of equal ones.
@@ -273,29 +276,33 @@ class Decision:
             above = min((s for s in equal if s >= stages), default=0)
             near = tuple(sorted({below, above} - {0}))
             region = replace(self._stages(stages), relaxation=relaxation, least_s=seconds, expected_s=seconds)
-            yield replace(region, expand=partial(self._by_looks, stages, near, looks, per_stage)) if near else region
+            yield (
+                replace(region, expand=partial(self._by_equal_stages, stages, near, estimates, per_stage))
+                if near
+                else region
+            )
 
-    def _by_looks(
-        self, stages: int, near: Sequence[int], looks: _Looks, per_stage: Sequence[int], known: Known
+    def _by_equal_stages(
+        self, stages: int, near: Sequence[int], estimates: _StageEstimates, per_stage: Sequence[int], known: Known
     ) -> Expansion | Bounded:
         """A number of stages by the whole step on the devices of one of those near it.
 
         Args:
             stages: their number.
-            near: numbers of equal stages that are looked at.
-            looks: by number of stages; those that are made here are added.
-            per_stage: microbatches a stage of this look and of those that follow; 0 for as few as may be.
+            near: numbers of equal stages that are relaxed.
+            estimates: by number of stages; those that are made here are added.
+            per_stage: microbatches a stage of this relaxation and of those that follow; 0 for as few as may be.
             known: what was planned.
         """
         for number in near:
-            before, here = looks.get(number), self._count_for(number, per_stage[0])
-            if before is None or all(m != here for m, _ in before.looked):
+            before, here = estimates.get(number), self._count_for(number, per_stage[0])
+            if before is None or all(m != here for m, _ in before.estimates):
                 before = before or EqualStages.of(self.problem, number, known.mesh)
                 after = equal_stages(self.problem, self.step, before, here, known.best_s)
                 if after is None:  # in other microbatches the step may be cut
                     return Expansion(regions=(self._stages(stages),))
-                looks[number] = after
-        next_regions = tuple(self._planned_next(stages, near, looks))
+                estimates[number] = after
+        next_regions = tuple(self._planned_next(stages, near, estimates))
         if not next_regions:
             return Bounded(WHOLE_STEP, known.best_s)
         if len(per_stage) == 1:
@@ -303,13 +310,15 @@ class Decision:
         best = min(next_regions, key=lambda region: region.expected_s)
         least_s = min(region.least_s for region in next_regions)
         region = Region.of_stages("pipeline", [stages])
-        sharper = partial(self._by_looks, stages, near, looks, per_stage[1:])
+        sharper = partial(self._by_equal_stages, stages, near, estimates, per_stage[1:])
         return Expansion(regions=(replace(best, region=region, least_s=least_s, expand=sharper),))
 
-    def _planned_next(self, stages: int, near: Sequence[int], looks: _Looks) -> Iterator[OpenRegion]:
+    def _planned_next(self, stages: int, near: Sequence[int], estimates: _StageEstimates) -> Iterator[OpenRegion]:
         """Regions of a number of stages to be planned: any microbatches, or each of some on a large cluster."""
         left, possible = self.problem.policy.schedules.bubble_left, self._possible
-        equal = min((looks[number] for number in near), key=lambda look: (look.least_s(possible, left), look.stages))
+        equal = min(
+            (estimates[number] for number in near), key=lambda equal: (equal.least_s(possible, left), equal.stages)
+        )
         policy = self.problem.policy
         if equal.is_beyond:
             return

@@ -342,11 +342,11 @@ def expert_dims(graph: Graph) -> dict[str, int]:
     """
     dims: dict[str, int] = {}
     start = {i.name: (i.name, tuple(range(i.type.rank))) for i in graph.inputs if i.role == "parameter"}
-    _look(graph, start, dims)
+    _follow_origins(graph, start, dims)
     return dims
 
 
-def _look(graph: Graph, origins: _Origins, by_input: dict[str, int]) -> None:
+def _follow_origins(graph: Graph, origins: _Origins, by_input: dict[str, int]) -> None:
     for op in graph.operators:
         known = [origins.get(o) if isinstance(o, str) else None for o in op.operands]
         if op.primitive == "dot_general":
@@ -362,7 +362,7 @@ def _look(graph: Graph, origins: _Origins, by_input: dict[str, int]) -> None:
             for n, (entry, origin) in enumerate(zip(scan.body.inputs, known, strict=True)):
                 if origin is not None:
                     inner[entry.name] = (origin[0], origin[1][1:]) if n >= scan.num_whole else origin
-            _look(scan.body, inner, by_input)
+            _follow_origins(scan.body, inner, by_input)
 
 
 def _product(op: Operator, known: list[tuple[str, tuple[int, ...]] | None], by_input: dict[str, int]) -> None:

@@ -1,7 +1,7 @@
 """Bounds of all logical meshes before one is solved: which are worth it, and in which order.
 
-Solving a mesh within the memory limit takes seconds, and a look (a Lagrangian relaxation) a part of one. Looks without
-the limit come first. Where the best meshes break it, looks within the limit say which mesh is solved first, and the
+Solving a mesh within the memory limit takes seconds, its Lagrangian relaxation a part of one. Relaxations without the
+limit come first. Where the best meshes break it, relaxations within the limit say which mesh is solved first, and the
 bounds of the others then exceed what is known.
 """
 
@@ -18,18 +18,18 @@ from autopar.plan.text import bytes_text
 from autopar.search.intra import ShardingProblem, extract
 from autopar.search.mesh_search import MeshSearch
 from autopar.search.problem import Problem
-from autopar.solver import Solution, first_look, peak_bytes
+from autopar.solver import Solution, peak_bytes, solve_relaxed
 from autopar.solver.goal import Goal
 from autopar.solver.memory import memory_floor
 
 
 @dataclass(frozen=True)
-class Looked:
-    """A mesh with its stated problem and what a look at it without the memory limit says.
+class RelaxedMesh:
+    """A mesh with its stated problem and what the relaxation of it without the memory limit says.
 
-    ``bound_s`` is less than any step without a limit takes, -inf where a proof takes as long as a look, and
-    ``solution`` then None unless memory must be ample. ``fits`` says whether the choice of the look keeps the limit;
-    where nothing does the bound is inf.
+    ``bound_s`` is less than any step without a limit takes, -inf where a proof takes as long as a relaxation, and
+    ``solution`` then None unless memory must be ample. ``fits`` says whether the choice of the relaxation keeps the
+    limit; where nothing does the bound is inf.
     """
 
     sharding_problem: ShardingProblem
@@ -57,66 +57,70 @@ def summed_cutoff_s(meshes: MeshSearch) -> float:
     for sharding_problem in map(meshes.program, _order(meshes)):
         if sharding_problem.broken:
             continue
-        look = meshes.free(sharding_problem)
-        if look.found and look.objective > 0:
-            return cutoff_s * max(1.0, look.objective / meshes.step_s(sharding_problem, look))
+        relaxed = meshes.free(sharding_problem)
+        if relaxed.found and relaxed.objective > 0:
+            return cutoff_s * max(1.0, relaxed.objective / meshes.step_s(sharding_problem, relaxed))
     return cutoff_s
 
 
-def all_looked_at(meshes: MeshSearch, cutoff_s: float = math.inf) -> list[Looked]:
-    """A look at every mesh without the memory limit.
+def all_relaxed(meshes: MeshSearch, cutoff_s: float = math.inf) -> list[RelaxedMesh]:
+    """Relaxations of every mesh without the memory limit.
 
-    The mesh that is most like the machine comes first; others are looked at no longer once their bound is above
+    The mesh that is most like the machine comes first; others are relaxed no longer once their bound is above
     ``cutoff_s`` or what is known.
     """
-    problem, looks, order = meshes.problem, _Looks(meshes, cutoff_s), _order(meshes)
-    looked: dict[LogicalMesh, Future[Looked]] = {}
-    # Looks run without the interpreter's lock, one after another in a thread, while the next mesh is stated.
-    with ThreadPoolExecutor(1, "autopar-look") as thread:
+    problem, relaxations, order = meshes.problem, _Relaxations(meshes, cutoff_s), _order(meshes)
+    relaxed_meshes: dict[LogicalMesh, Future[RelaxedMesh]] = {}
+    # Relaxations run without the interpreter's lock, one after another in a thread, while the next mesh is stated.
+    with ThreadPoolExecutor(1, "autopar-relaxation") as thread:
         try:
             for mesh in order:
                 problem.checkpoint()
-                looked[mesh] = thread.submit(looks.look, meshes.program(mesh))
-                if problem.subproblem.ample_memory and mesh == order[0] and looked[mesh].result().bound_s == math.inf:
-                    first = looked[mesh].result()  # the least of one mesh is about that of all
+                relaxed_meshes[mesh] = thread.submit(relaxations.relaxed, meshes.program(mesh))
+                if (
+                    problem.subproblem.ample_memory
+                    and mesh == order[0]
+                    and relaxed_meshes[mesh].result().bound_s == math.inf
+                ):
+                    first = relaxed_meshes[mesh].result()  # the least of one mesh is about that of all
                     broken = first.sharding_problem.broken
-                    free = None if broken else meshes.look(first.sharding_problem)
+                    free = None if broken else meshes.relaxed(first.sharding_problem)
                     raise too_little(meshes, [replace(first, solution=free)])
         except BaseException:
             thread.shutdown(cancel_futures=True)
             raise
-        return [looked[mesh].result() for mesh in meshes.meshes]
+        return [relaxed_meshes[mesh].result() for mesh in meshes.meshes]
 
 
 @dataclass
-class _Looks:
-    """Looks at meshes one after another.
+class _Relaxations:
+    """Relaxes meshes one after another.
 
     Args:
         meshes: what is planned.
-        cutoff_s: a step of another plan, or of a mesh that was looked at and fits: beyond it a mesh is given up.
+        cutoff_s: a step of another plan, or of a mesh that was relaxed and fits: beyond it a mesh is given up.
     """
 
     meshes: MeshSearch
     cutoff_s: float
 
-    def look(self, sharding_problem: ShardingProblem) -> Looked:
-        """A look at the next mesh."""
+    def relaxed(self, sharding_problem: ShardingProblem) -> RelaxedMesh:
+        """The relaxation of the next mesh."""
         problem = self.meshes.problem
         limit_bytes = problem.memory_limit_bytes
         if sharding_problem.broken or memory_floor(sharding_problem.problem) > limit_bytes:
-            return Looked(sharding_problem, None, math.inf)
-        look = self.meshes.look(sharding_problem, self.cutoff_s)
-        if look is None and problem.subproblem.ample_memory:  # only an answer says whether it is
+            return RelaxedMesh(sharding_problem, None, math.inf)
+        relaxed = self.meshes.relaxed(sharding_problem, self.cutoff_s)
+        if relaxed is None and problem.subproblem.ample_memory:  # only an answer says whether it is
             answer = self.meshes.unlimited(sharding_problem, None)
             fits = answer.found and peak_bytes(sharding_problem.problem, answer.choice) <= limit_bytes
-            return Looked(sharding_problem, answer, -math.inf, fits)
-        if look is None:
-            return Looked(sharding_problem, None, -math.inf)
-        fits = look.found and peak_bytes(sharding_problem.problem, look.choice) <= limit_bytes
+            return RelaxedMesh(sharding_problem, answer, -math.inf, fits)
+        if relaxed is None:
+            return RelaxedMesh(sharding_problem, None, -math.inf)
+        fits = relaxed.found and peak_bytes(sharding_problem.problem, relaxed.choice) <= limit_bytes
         if fits:
-            self.cutoff_s = min(self.cutoff_s, look.objective)
-        return Looked(sharding_problem, look, look.lower_bound, fits)
+            self.cutoff_s = min(self.cutoff_s, relaxed.objective)
+        return RelaxedMesh(sharding_problem, relaxed, relaxed.lower_bound, fits)
 
 
 def _distance(problem: Problem, mesh: LogicalMesh) -> float:
@@ -131,7 +135,7 @@ class MemoryNotAmpleError(InfeasiblePlanError):
 
     Args:
         fact: what does not fit.
-        estimate_s: seconds of the fastest of these choices; None where no mesh was looked at.
+        estimate_s: seconds of the fastest of these choices; None where no mesh was relaxed.
     """
 
     def __init__(self, fact: str, estimate_s: float | None = None) -> None:
@@ -139,15 +143,19 @@ class MemoryNotAmpleError(InfeasiblePlanError):
         self.estimate_s = estimate_s
 
 
-def too_little(meshes: MeshSearch, looked: Sequence[Looked] = ()) -> MemoryNotAmpleError:
+def too_little(meshes: MeshSearch, relaxed_meshes: Sequence[RelaxedMesh] = ()) -> MemoryNotAmpleError:
     """Message that memory is not ample: the choice of no mesh without a limit keeps it.
 
     Args:
         meshes: what is planned.
-        looked: looks at its meshes.
+        relaxed_meshes: its meshes.
     """
     problem = meshes.problem
-    choices = [(look.sharding_problem, look.solution) for look in looked if look.solution and look.solution.found]
+    choices = [
+        (relaxed.sharding_problem, relaxed.solution)
+        for relaxed in relaxed_meshes
+        if relaxed.solution and relaxed.solution.found
+    ]
     estimate_s = None
     if choices:
         estimate_s = meshes.step_s(*min(choices, key=lambda pair: (pair[1].objective, str(pair[0].mesh))))
@@ -157,45 +165,48 @@ def too_little(meshes: MeshSearch, looked: Sequence[Looked] = ()) -> MemoryNotAm
     )
 
 
-def with_looks_only(problem: Problem, *, any_that_fits: bool = False) -> Problem:
-    """A problem of which a look within the limit is the answer; see `Subproblem`."""
-    subproblem = replace(problem.subproblem, looks_only=True, any_that_fits=any_that_fits)
+def with_relaxation_only(problem: Problem, *, any_that_fits: bool = False) -> Problem:
+    """A problem of which a relaxation within the limit is the answer; see `Subproblem`."""
+    subproblem = replace(problem.subproblem, relaxation_only=True, any_that_fits=any_that_fits)
     return replace(problem, subproblem=subproblem)
 
 
 @dataclass(frozen=True)
-class LimitLooks:
-    """Looks at one mesh within the memory limit.
+class LimitRelaxations:
+    """Relaxes one mesh within the memory limit.
 
     Args:
         shared: with copies that all phases share; None where a proof takes as long.
         split: the problem with copies of each phase's own; None where it is not of use.
-        split_look: the look at it.
-        times_joined: times the seconds with copies that are one joined that the look at it is priced at, 1 or more: an
-            estimate by which it is compared with answers of other meshes. inf where there is no look.
+        split_relaxed: its relaxation.
+        times_joined: times the seconds with copies that are one joined that its relaxation is priced at, 1 or more: an
+            estimate by which it is compared with answers of other meshes. inf where there is no relaxation.
     """
 
     shared: Solution | None
     split: ShardingProblem | None = None
-    split_look: Solution | None = None
+    split_relaxed: Solution | None = None
     times_joined: float = math.inf
 
     def forms(self, shared: ShardingProblem) -> tuple[tuple[ShardingProblem, Solution | None], ...]:
-        """Problems of the mesh, of which ``shared`` has copies that all phases share, with the looks at them."""
-        split = () if self.split is None else ((self.split, self.split_look),)
+        """Problems of the mesh, of which ``shared`` has copies that all phases share, with their relaxations."""
+        split = () if self.split is None else ((self.split, self.split_relaxed),)
         return ((shared, self.shared), *split)
 
     @property
     def cost_s(self) -> float:
         """Seconds of the cheaper choice; inf where none is found."""
-        return min((look.objective for look in (self.shared, self.split_look) if look and look.found), default=math.inf)
+        return min(
+            (relaxed.objective for relaxed in (self.shared, self.split_relaxed) if relaxed and relaxed.found),
+            default=math.inf,
+        )
 
     @property
     def bound_s(self) -> float:
         """No choice within the limit costs less, as copies are priced; -inf where that is not known."""
-        if self.shared is None or (self.split is not None and self.split_look is None):
+        if self.shared is None or (self.split is not None and self.split_relaxed is None):
             return -math.inf
-        return min(self.shared.lower_bound, math.inf if self.split_look is None else self.split_look.lower_bound)
+        return min(self.shared.lower_bound, math.inf if self.split_relaxed is None else self.split_relaxed.lower_bound)
 
     def is_useless(self, best_s: float, known_s: float) -> bool:
         """Whether neither form takes less than the best answer of another mesh, nor than a plan that is at hand."""
@@ -204,69 +215,76 @@ class LimitLooks:
         if self.split is None:
             return True
         most_s = min(known_s, self.times_joined * best_s)
-        return self.split_look is not None and self.split_look.lower_bound > most_s
+        return self.split_relaxed is not None and self.split_relaxed.lower_bound > most_s
 
 
-def look_within_limit(
+def relaxation_within_limit(
     meshes: MeshSearch, shared: ShardingProblem, *, least_s: float, best_s: float, known_s: float
-) -> LimitLooks:
-    """Looks at a mesh within the limit.
+) -> LimitRelaxations:
+    """Relaxes a mesh within the limit.
 
     Args:
         meshes: what is planned.
         shared: the problem of the mesh.
-        least_s: no choice without the limit costs less: copies of each phase's own are looked at where the limit costs
+        least_s: no choice without the limit costs less: copies of each phase's own are relaxed where the limit costs
             something.
         best_s: seconds of the best answer of another mesh.
         known_s: seconds of a plan that is at hand.
     """
     problem, effort = meshes.problem, meshes.problem.policy.effort
-    look = meshes.within(shared, least_s, min(best_s, known_s))
+    relaxed = meshes.within(shared, least_s, min(best_s, known_s))
     negligible_s = least_s + effort.gap * abs(least_s)
-    if look is None or look.objective <= negligible_s or problem.subproblem.separate_programs:
-        return LimitLooks(look)
+    if relaxed is None or relaxed.objective <= negligible_s or problem.subproblem.separate_programs:
+        return LimitRelaxations(relaxed)
     split = meshes.program(shared.mesh, split_phases=True)
     with meshes.clock.phase("solve"):
-        split_look = first_look(split.problem, Goal(effort.sharding_gap, known_s))
-    return LimitLooks(look, split, split_look, _times_joined(problem, split, split_look))
+        split_relaxed = solve_relaxed(split.problem, Goal(effort.sharding_gap, known_s))
+    return LimitRelaxations(relaxed, split, split_relaxed, _times_joined(problem, split, split_relaxed))
 
 
-def _times_joined(problem: Problem, split: ShardingProblem, look: Solution | None) -> float:
-    if look is None or not look.found:
+def _times_joined(problem: Problem, split: ShardingProblem, relaxed: Solution | None) -> float:
+    if relaxed is None or not relaxed.found:
         return math.inf
-    sharding = extract(problem, split, look.choice)
+    sharding = extract(problem, split, relaxed.choice)
     seconds = sharding.compute_s + sharding.communication_s + sharding.host_s + sharding.starts_s
-    return max(1.0, look.objective / seconds) if seconds > 0 else 1.0
+    return max(1.0, relaxed.objective / seconds) if seconds > 0 else 1.0
 
 
-def looks_within_limit(
+def relaxations_within_limit(
     meshes: MeshSearch,
-    looked: Sequence[Looked],
+    relaxed_meshes: Sequence[RelaxedMesh],
     known_s: float,
     offer: Callable[[ShardingProblem, Solution | None], None],
-) -> dict[int, LimitLooks]:
-    """Looks within the limit, by number of the mesh; none where no two meshes need one.
+) -> dict[int, LimitRelaxations]:
+    """Relaxations within the limit, by number of the mesh; none where no two meshes need one.
 
     Args:
         meshes: what is planned.
-        looked: looks at them without a limit.
+        relaxed_meshes: the meshes without a limit.
         known_s: seconds of a plan that is at hand.
         offer: takes each choice that is the cheapest so far.
     """
-    best_s = min((look.solution.objective for look in looked if look.fits and look.solution), default=math.inf)
+    best_s = min(
+        (relaxed.solution.objective for relaxed in relaxed_meshes if relaxed.fits and relaxed.solution),
+        default=math.inf,
+    )
     most_s = min(best_s, known_s)
     short = [
-        i for i, look in enumerate(looked) if not look.fits and math.isfinite(look.bound_s) and look.bound_s <= most_s
+        i
+        for i, relaxed in enumerate(relaxed_meshes)
+        if not relaxed.fits and math.isfinite(relaxed.bound_s) and relaxed.bound_s <= most_s
     ]
-    looks: dict[int, LimitLooks] = {}
-    for i in sorted(short, key=lambda i: (looked[i].bound_s, i)) if len(short) > 1 else ():
-        if looked[i].bound_s > best_s:
+    relaxations: dict[int, LimitRelaxations] = {}
+    for i in sorted(short, key=lambda i: (relaxed_meshes[i].bound_s, i)) if len(short) > 1 else ():
+        if relaxed_meshes[i].bound_s > best_s:
             continue
         meshes.problem.checkpoint()
-        shared = replace(looked[i].sharding_problem, memory_bound=True)
-        looks[i] = look_within_limit(meshes, shared, least_s=looked[i].bound_s, best_s=best_s, known_s=known_s)
-        if looks[i].cost_s < best_s:
-            best_s = looks[i].cost_s
-            for of, look in looks[i].forms(shared):
-                offer(of, look)
-    return looks
+        shared = replace(relaxed_meshes[i].sharding_problem, memory_bound=True)
+        relaxations[i] = relaxation_within_limit(
+            meshes, shared, least_s=relaxed_meshes[i].bound_s, best_s=best_s, known_s=known_s
+        )
+        if relaxations[i].cost_s < best_s:
+            best_s = relaxations[i].cost_s
+            for of, relaxed in relaxations[i].forms(shared):
+                offer(of, relaxed)
+    return relaxations

@@ -1,8 +1,8 @@
 """`MeshSearch`: the shardings of one problem on its logical meshes, from statement to plan.
 
     program     the choice problem of a mesh
-    look        a choice and a bound without the memory limit, in milliseconds
-    free        the look; of a problem that is too small for one its answer
+    relaxed     a choice and a bound without the memory limit, in milliseconds
+    free        the same; of a problem that is too small for one its answer
     within      likewise within the limit
     unlimited   the answer without the limit
     solved      the answer of a choice problem, up to the gap of plans
@@ -10,7 +10,7 @@
 
 The first three and `unlimited` are kept in the store of the search whatever the memory limit: a stage is planned within
 one limit after another, and the stages of a kind differ in limits and in microbatches in flight alone. `within` is kept
-by limit: a stage that is looked at may be planned.
+by limit: a stage that is relaxed may be planned.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from autopar.search.intra.thresholds import with_thresholds
 from autopar.search.intra.timeline import details_of
 from autopar.search.problem import Problem
 from autopar.search.problem_data import without_room
-from autopar.solver import ChoiceProblem, HighsSolver, Node, Solution, first_look, is_feasible, solve
+from autopar.solver import ChoiceProblem, HighsSolver, Node, Solution, is_feasible, solve, solve_relaxed
 from autopar.solver.goal import Goal
 from autopar.solver.highs import MOST_NODES
 from autopar.solver.memory import memory_floor
@@ -107,10 +107,10 @@ class MeshSearch:
             limited = replace(built.problem, limit_bytes=float(problem.memory_limit_bytes), meter=problem.meter)
             return replace(built, problem=limited)
 
-    def look(
+    def relaxed(
         self, sharding_problem: ShardingProblem, cutoff_s: float = math.inf, gap: float | None = None
     ) -> Solution | None:
-        """A look at a mesh, whose phases share copies, without the limit; None where a proof takes as long.
+        """The relaxation of a mesh, whose phases share copies, without the limit; None where a proof takes as long.
 
         Args:
             sharding_problem: of the mesh.
@@ -120,11 +120,11 @@ class MeshSearch:
 
         def make(meter: Meter) -> Solution | None:
             free = replace(sharding_problem.problem, limit_bytes=None, meter=meter)
-            return first_look(free, Goal(wanted, cutoff_s, alone=alone))
+            return solve_relaxed(free, Goal(wanted, cutoff_s, alone=alone))
 
         alone, wanted = self.problem.is_alone, self._gap(gap)
         with self.clock.phase("solve"):
-            return without_room(self.problem, "look", (sharding_problem.mesh, wanted, alone), make, cutoff_s)
+            return without_room(self.problem, "relaxed", (sharding_problem.mesh, wanted, alone), make, cutoff_s)
 
     def within(
         self,
@@ -133,48 +133,48 @@ class MeshSearch:
         cutoff_s: float = math.inf,
         gap: float | None = None,
     ) -> Solution | None:
-        """`look` within the limit, at a problem whose phases share copies or are programs of their own.
+        """`relaxed` within the limit, at a problem whose phases share copies or are programs of their own.
 
         Args:
             sharding_problem: of the mesh.
             least_s: no choice without the limit costs less; -inf where that is not known.
-            cutoff_s, gap: as of `look`.
+            cutoff_s, gap: as of `relaxed`.
         """
 
         def make(meter: Meter) -> Solution | None:
             limited = replace(sharding_problem.problem, meter=meter)
-            return first_look(limited, Goal(wanted, cutoff_s, least=least_s))
+            return solve_relaxed(limited, Goal(wanted, cutoff_s, least=least_s))
 
         problem, wanted = self.problem, self._gap(gap)
         room = (problem.memory_limit_bytes, problem.subproblem.extra_in_flight)
         of = (sharding_problem.mesh, wanted, least_s, *room)
         with self.clock.phase("solve"):
-            return without_room(problem, "look within the limit", of, make, cutoff_s)
+            return without_room(problem, "relaxed within the limit", of, make, cutoff_s)
 
     def _gap(self, gap: float | None) -> float:
         return self.problem.policy.effort.sharding_gap if gap is None else gap
 
     def free(self, sharding_problem: ShardingProblem, cutoff_s: float = math.inf, gap: float | None = None) -> Solution:
-        """`look`, or the answer where there is none; arguments as there."""
-        look = self.look(sharding_problem, cutoff_s, gap)
-        return self.unlimited(sharding_problem, None) if look is None else look
+        """`relaxed`, or the answer where there is none; arguments as there."""
+        relaxed = self.relaxed(sharding_problem, cutoff_s, gap)
+        return self.unlimited(sharding_problem, None) if relaxed is None else relaxed
 
     def unlimited(
-        self, sharding_problem: ShardingProblem, look: Solution | None, cutoff_s: float = math.inf
+        self, sharding_problem: ShardingProblem, relaxed: Solution | None, cutoff_s: float = math.inf
     ) -> Solution:
         """The answer of a mesh, whose phases share copies, without the limit.
 
         Args:
             sharding_problem: of the mesh.
-            look: at it without the limit, where there is one.
+            relaxed: its relaxation without the limit, where there is one.
             cutoff_s: seconds from which it is given up.
         """
 
         def make(meter: Meter) -> Solution:
             choices = replace(sharding_problem.problem, limit_bytes=None, meter=meter)
-            return self.solved(choices, known=look, cutoff_s=cutoff_s)
+            return self.solved(choices, known=relaxed, cutoff_s=cutoff_s)
 
-        known_s = (math.inf, -math.inf) if look is None else (look.objective, look.lower_bound)
+        known_s = (math.inf, -math.inf) if relaxed is None else (relaxed.objective, relaxed.lower_bound)
         with self.clock.phase("solve"):
             return without_room(
                 self.problem,
@@ -196,7 +196,7 @@ class MeshSearch:
 
         Args:
             choices: the problem of a mesh.
-            known: a look at it.
+            known: its relaxation.
             binds: whether its memory limit is known to bind.
             cutoff_s: seconds from which it is of no use.
             gap: relative gap between cost and bound that is small enough; None for that of plans.
@@ -214,14 +214,16 @@ class MeshSearch:
             )
 
     def improved(self, choices: ChoiceProblem, start: tuple[int, ...]) -> Solution:
-        """A choice that is at least as cheap as ``start``: no proof is needed, and of large problems a look will do."""
+        """A choice that is at least as cheap as ``start``, without a proof: of large problems by relaxation."""
         goal = Goal(self.problem.policy.effort.estimate_gap)
-        free = first_look(replace(choices, limit_bytes=None), goal, start or None) if choices.columns > LARGE else None
+        free = (
+            solve_relaxed(replace(choices, limit_bytes=None), goal, start or None) if choices.columns > LARGE else None
+        )
         if free is None:
             return self.solved(choices, binds=True)
         if is_feasible(choices, free.choice):
             return free
-        return first_look(choices, replace(goal, least=free.lower_bound), start or None) or free
+        return solve_relaxed(choices, replace(goal, least=free.lower_bound), start or None) or free
 
     def step_s(self, sharding_problem: ShardingProblem, solution: Solution) -> float:
         """Seconds of a step of a choice, with what is hidden."""

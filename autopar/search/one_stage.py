@@ -74,7 +74,7 @@ def one_stage(
     forms: StageForms,
     *,
     cutoff_s: float = math.inf,
-    looks: Trials[StepForm, Plan] | None = None,
+    relaxations: Trials[StepForm, Plan] | None = None,
 ) -> Plan | Bounded:
     """The plan of one stage; `Bounded` where none is found to stay below ``cutoff_s``.
 
@@ -90,9 +90,9 @@ def one_stage(
         forms: that may be tried.
         cutoff_s: seconds of a step that a plan must stay below to be of use. More microbatches and more work cost more
             time, so the first configuration that fits and does not stay below is the last.
-        looks: of a tiny step, all of whose configurations may be tried: plans by a look within the limit, which takes a
-            part of the time. In the order of their seconds most are given up by their bound. ``trials`` itself where a
-            strategy has no looks; None of other steps.
+        relaxations: of a tiny step, all of whose configurations may be tried: plans by relaxation within the limit,
+            which takes a part of the time. In the order of their seconds most are given up by their bound. ``trials``
+            itself where a strategy has no relaxations; None of other steps.
 
     Raises:
         InfeasiblePlanError: no configuration fits.
@@ -117,14 +117,14 @@ def one_stage(
         short = trials.bounded is None if plan is None else plan.content.memory_bound
         if short and not forms.demanded:
             plan = _in_segments(trials, forms, configurations[0], plan, cutoff_s)
-    elif looks is not None:
+    elif relaxations is not None:
         configurations = [StepForm(count, level) for count in counts for level in levels]
         first, in_loop = configurations[0], counts[0] == 1 and forms.backward_update()
         if in_loop:
             configurations[1:1] = [StepForm(1, level, backward_update=True) for level in levels]
         for update in (False, True)[: 1 + in_loop]:
             configurations += [replace(first, backward_update=update, segment_layers=k) for k in forms.segments()]
-        plan = _fastest(trials, looks, configurations, cutoff_s)
+        plan = _fastest(trials, relaxations, configurations, cutoff_s)
     else:
         plan = _in_device_memory(trials, forms, cutoff_s)
     return _planned(trials, plan, forms.remat)
@@ -278,23 +278,25 @@ def _recomputed(
 
 def _fastest(
     trials: Trials[StepForm, Plan],
-    looks: Trials[StepForm, Plan],
+    relaxations: Trials[StepForm, Plan],
     configurations: Sequence[StepForm],
     cutoff_s: float,
 ) -> Plan | None:
     """The fastest plan of a tiny step up to the first that the limit has no part in; arguments as of `one_stage`."""
-    if looks is trials or len(configurations) == 1:
+    if relaxations is trials or len(configurations) == 1:
         plans = trials.run(configurations, seconds=_seconds, ends=_is_free_of_the_limit, cutoff_s=cutoff_s)
     else:
-        plans = trials.run(_fastest_look_first(looks, configurations), seconds=_seconds, cutoff_s=cutoff_s)
+        plans = trials.run(_fastest_relaxation_first(relaxations, configurations), seconds=_seconds, cutoff_s=cutoff_s)
     return min(plans, key=_seconds, default=None)
 
 
-def _fastest_look_first(looks: Trials[StepForm, Plan], configurations: Sequence[StepForm]) -> list[StepForm]:
-    """Configurations up to the first that the limit has no part in, by the seconds of looks; those without one last."""
+def _fastest_relaxation_first(
+    relaxations: Trials[StepForm, Plan], configurations: Sequence[StepForm]
+) -> list[StepForm]:
+    """Configurations up to the first that the limit has no part in, by seconds of relaxations; without one last."""
     seconds: dict[StepForm, float] = {}
     for c in configurations:
-        plans = looks.run([c])
+        plans = relaxations.run([c])
         seconds[c] = min(map(_seconds, plans), default=math.inf)
         if any(map(_is_free_of_the_limit, plans)):
             break

@@ -1,7 +1,7 @@
 """`SearchPolicy`: every threshold of the search, as values that a problem carries.
 
 A threshold says where effort stops paying. Each field has the reason for its value, and says so where that is a choice
-that no measurement stands behind; tests and benchmarks give other values with `dataclasses.replace`. What is about
+that no measurement supports; tests and benchmarks give other values with `dataclasses.replace`. What is about
 speed alone (`WorkerPolicy`) never changes a plan. `with_effort` sets how much work a search may take, and how
 near to its bound it stops, by a word.
 """
@@ -77,8 +77,8 @@ class EnumerationPolicy:
         most_slicings: slicings of a tiny step up to which all of them are planned; more go to the dynamic program.
             It is a choice.
         least_microbatches_per_stage: fewest that are tried where only the number of stages is given, and those of the
-            second look at a whole step, whose first has as few as may be: a choice. With one a stage the bubble is
-            nearly half of the step, and more send as much in more messages.
+            second relaxation of a whole step, whose first has as few as may be: a choice. With one a stage the bubble
+            is nearly half of the step, and more send as much in more messages.
         most_microbatches_per_stage: most that are tried there, and on a large cluster: the bubble of 1F1B is an eighth.
         most_ranked_per_stage: most that are ranked by interpolated costs where both numbers are free: a choice. The
             bubble is a thirty-third there.
@@ -98,7 +98,7 @@ class EnumerationPolicy:
         most_stage_devices: devices of a stage of whole nodes, where fewer are possible: on 2,048 of them a stage of
             LLaMA 405B is planned in 25 CPU s. A choice.
         ranked_meshes: meshes that a whole step is sharded on to rank it, or to see whether it may fit, and on which
-            equal stages are looked at besides the likeliest: a choice.
+            equal stages are relaxed besides the likeliest: a choice.
         middle_microbatches_per_stage: microbatches a stage of the first even pipeline at least: a bubble of a quarter.
     """
 
@@ -143,7 +143,7 @@ class EffortPolicy:
     Args:
         gap: share of a step that a piece of work must be able to win to be done: a region, by its relaxation, of the
             fastest plan's; a better estimate, by its bound; another recomputation, or other copies, of what the memory
-            limit costs; stages planned exactly, of what looks at them say.
+            limit costs; stages planned exactly, of what relaxations of them say.
         large_gap: likewise once ``large_work`` is spent: pipelines that could save less of a step of LLaMA 8B took 25
             times as long to plan as the plan that beats them, of one stage.
         large_work: work units (`autopar.search.clock`) from which on ``large_gap`` holds: five seconds of a core.
@@ -156,8 +156,8 @@ class EffortPolicy:
         budget: work units after which the search ends as soon as a plan is known; None for any number. By default a
             hundred seconds of a core.
         work: of the work of a region, nothing of which is sent. Of LLaMA 8B on 32 H100 pipelines take 5 to 45% more.
-        looks: of one stage without a memory limit, in the first form that may fit: of LLaMA 8B on 32 H100 another form,
-            with updates in the backward loop, takes 4.4% less.
+        mesh_relaxations: of one stage without a memory limit, in the first form that may fit: of LLaMA 8B on 32 H100
+            another form, with updates in the backward loop, takes 4.4% less.
         whole_step: of a whole step on the devices of one stage. In 15 regions of drawn problems (`benchmarks drawn` has
             the ratios of each run) plans took 0.89 to 2.1 times as long, the median 1.12.
         interleaved: likewise of several stages on each worker, which have more launches and messages.
@@ -171,7 +171,7 @@ class EffortPolicy:
     least_gain: float = 0.005
     budget: int | None = 10_000_000_000
     work: RelaxationPolicy = RelaxationPolicy(usual=1.1, spread=1.0)
-    looks: RelaxationPolicy = RelaxationPolicy(usual=0.95, spread=0.05)
+    mesh_relaxations: RelaxationPolicy = RelaxationPolicy(usual=0.95, spread=0.05)
     whole_step: RelaxationPolicy = RelaxationPolicy(usual=1.05, spread=0.2)
     interleaved: RelaxationPolicy = RelaxationPolicy(usual=1.15, spread=0.2)
 

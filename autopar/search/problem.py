@@ -56,8 +56,8 @@ class Subproblem:
         first_count: microbatches in which pipelines are planned first, where they fit: the fastest by a relaxation; 0
             where none says so.
         ample_memory: whether plans are of use only where the memory limit has no part in that of some mesh.
-        looks_only: whether a look that keeps the limit is the answer, whatever its gap.
-        any_that_fits: of looks, whether the first that fits will do, whatever the limit costs.
+        relaxation_only: whether a relaxation that keeps the limit is the answer, whatever its gap.
+        any_that_fits: of relaxations, whether the first that fits will do, whatever the limit costs.
         block_scores: scores of one head from which attention of stages runs in blocks; 0 where it does not.
         other_stages: stages besides this one that its worker has, the state of each of which takes as much there;
             `extra_in_flight` then counts their microbatches too.
@@ -73,7 +73,7 @@ class Subproblem:
     tried_stages: tuple[int, ...] | None = None
     first_count: int = 0
     ample_memory: bool = False
-    looks_only: bool = False
+    relaxation_only: bool = False
     any_that_fits: bool = False
     block_scores: int = 0
     other_stages: int = 0

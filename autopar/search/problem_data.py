@@ -257,10 +257,10 @@ def key_of_plan(problem: Problem, *more: Hashable) -> Key:
 
 
 def _on_any_mesh(problem: Problem) -> Conditions:
-    """Conditions of what is stated of a problem on any mesh: looks and exact plans state the same."""
+    """Conditions of what is stated of a problem on any mesh: relaxations and exact plans state the same."""
     known = in_any_room(problem)
     policy = replace(known.policy, effort=EffortPolicy(), stages=StagePolicy())
-    subproblem = replace(known.subproblem, looks_only=False, any_that_fits=False)
+    subproblem = replace(known.subproblem, relaxation_only=False, any_that_fits=False)
     return replace(known, job=replace(known.job, mesh_shape=None), policy=policy, subproblem=subproblem)
 
 

@@ -15,7 +15,7 @@ from autopar.search.alpa import alpa
 from autopar.search.anytime import Converted
 from autopar.search.bound import Freedom, bounded
 from autopar.search.cache import PlanCache, cached
-from autopar.search.mesh_bounds import with_looks_only
+from autopar.search.mesh_bounds import with_relaxation_only
 from autopar.search.notes import meetings
 from autopar.search.one_stage import (
     StageForms,
@@ -98,7 +98,7 @@ class OneStagePlanner:
         blocks = next(iter(BLOCKS.options(asked)), 0)
         attempt = self._attempt(problem, step)
         trials = Trials(attempt)
-        looks = Trials(self._attempt(with_looks_only(problem), step)) if self.strategy is alpa else trials
+        relaxations = Trials(self._attempt(with_relaxation_only(problem), step)) if self.strategy is alpa else trials
         forms = StageForms(
             possible,
             job.remat,
@@ -115,7 +115,9 @@ class OneStagePlanner:
         failure: InfeasiblePlanError | MicrobatchError | None = None
         if not blocks or problem.request.attention != "blocks":
             try:
-                plain = one_stage(trials, forms, cutoff_s=cutoff_s, looks=looks if is_tiny(problem) else None)
+                plain = one_stage(
+                    trials, forms, cutoff_s=cutoff_s, relaxations=relaxations if is_tiny(problem) else None
+                )
             except InfeasiblePlanError as error:
                 failure = error
         plan = plain
@@ -170,8 +172,8 @@ class OneStagePlanner:
                 content = plan.content.in_form(structs.replace(formed.form, host_update=there), notes)
                 return replace(plan, content=content)
 
-            looks = watcher and Converted(watcher, lambda p: bounded(in_form(p), problem, freedom))
-            answer = self._shard(replace(stage, anytime=looks))
+            converted = watcher and Converted(watcher, lambda p: bounded(in_form(p), problem, freedom))
+            answer = self._shard(replace(stage, anytime=converted))
             if isinstance(answer, Bounded):
                 return answer
             plan = in_form(answer)

@@ -136,7 +136,7 @@ class Store:
     Args:
         answers: by key, the one that was asked for last at the end.
         parts: of keys that have a digest: equal ones are one.
-        lock: held while something is looked up or kept: looks run in a thread while the next mesh is stated.
+        lock: held while something is looked up or kept: relaxations run in a thread while the next mesh is stated.
         numbers: that take as many bytes as the answers.
     """
 

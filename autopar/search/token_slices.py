@@ -1,6 +1,6 @@
 """`in_slices`: a pipeline whose microbatches pass in slices of tokens, and the lengths that are fastest.
 
-TeraPipe (Li et al., ICML'21): the dynamic program of `autopar.schedule.slices` over the seconds of a slice behind a
+TeraPipe (Li et al., ICML'21): the dynamic program of `autopar.schedule.slices` over the seconds of a slice after a
 prefix. These are the stage's planned seconds, in the proportion in which the roofline of `autopar.cost` prices its
 operators on a slice: short slices fill a device badly, and late ones have more keys to look at.
 """
@@ -162,7 +162,7 @@ class SliceShares:
         return self._seconds(self.slicing.tokens, 0)
 
     def of(self, length: int, before: int) -> float:
-        """Seconds of a slice of ``length`` tokens behind ``before``, as a share of those of all tokens at once."""
+        """Seconds of a slice of ``length`` tokens after ``before``, as a share of those of all tokens at once."""
         return self._seconds(length, before) / self._whole_s
 
     def _seconds(self, length: int, before: int) -> float:

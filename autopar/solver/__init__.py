@@ -9,7 +9,7 @@ from autopar.solver.memory import least_memory
 from autopar.solver.presolve import Reduction, reduce_problem
 from autopar.solver.problem import ChoiceProblem, Edge, Node, ProblemError, Usage
 from autopar.solver.solution import Solution, Status
-from autopar.solver.solve import first_look, solve, solver_named
+from autopar.solver.solve import solve, solve_relaxed, solver_named
 
 __all__ = [
     "Capabilities",
@@ -26,7 +26,6 @@ __all__ = [
     "Status",
     "Usage",
     "decode_contest",
-    "first_look",
     "fits",
     "is_feasible",
     "least_memory",
@@ -35,6 +34,7 @@ __all__ = [
     "read_contest",
     "reduce_problem",
     "solve",
+    "solve_relaxed",
     "solver_named",
     "usage_profile",
 ]

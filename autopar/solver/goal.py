@@ -10,13 +10,13 @@ PLAN_GAP = 1e-4
 
 #: Columns of a problem up to which its proof takes no time.
 TINY = 5_000
-#: Nodes of a problem without a memory limit up to which its proof takes less time than to load what a look needs.
+#: Nodes of a problem without a memory limit up to which its proof takes less time than to load what a relaxation needs.
 FEW_NODES = 256
 
-#: Relative gap at which a first look at a large problem is enough.
+#: Relative gap at which the relaxation of a large problem is enough.
 LARGE_GAP = 1e-3
 
-#: Relative gap of problems that are wide and short of memory at which a first look is enough: exact programs of such
+#: Relative gap of problems that are wide and short of memory at which the relaxation is enough: exact programs of such
 #: problems take seconds to close a part of it.
 WIDE_GAP = 5e-3
 

@@ -47,7 +47,7 @@ class Meter:
 
     def add(self, kind: Work, count: int) -> None:
         """Counts more of a kind."""
-        with self._lock:  # looks run in a thread while the next mesh is stated
+        with self._lock:  # relaxations run in a thread while the next mesh is stated
             self.counts[kind] = self.counts.get(kind, 0) + int(count)
 
     def keep(self, key: str, other: Meter) -> None:

@@ -31,8 +31,8 @@ from autopar.solver.wide_memory import price_wide
 #: Group of entry points under which other packages register solvers; each loads to a callable without arguments.
 ENTRY_POINTS = "autopar.solvers"
 
-#: Columns from which on a look whose gap is at most `LARGE_GAP` is the answer: exact solving takes longer than it is
-#: worth.
+#: Columns from which on a relaxation whose gap is at most `LARGE_GAP` is the answer: exact solving takes longer than it
+#: is worth.
 LARGE = 100_000
 
 
@@ -57,8 +57,8 @@ def solver_named(name: str) -> Solver:
     raise SolverError(f"no solver is called {name!r}", remedy=f"use one of: {known}")
 
 
-def first_look(problem: ChoiceProblem, goal: Goal, start: tuple[int, ...] | None = None) -> Solution | None:
-    """A choice and a bound in milliseconds (see `autopar.solver.look`), or None.
+def solve_relaxed(problem: ChoiceProblem, goal: Goal, start: tuple[int, ...] | None = None) -> Solution | None:
+    """A choice and a bound in milliseconds (see `autopar.solver.relaxation`), or None.
 
     None where the proof is wanted or takes no longer, and without compiled loops, where it takes seconds.
 
@@ -73,7 +73,7 @@ def first_look(problem: ChoiceProblem, goal: Goal, start: tuple[int, ...] | None
     if goal.gap == 0 or is_small or find_spec("numba") is None:
         return None
     # It loads numba, which takes longer than most problems.
-    answer: Solution = import_module("autopar.solver.look").first_look(problem, goal, start=start)
+    answer: Solution = import_module("autopar.solver.relaxation").solve_relaxed(problem, goal, start=start)
     return answer
 
 
@@ -90,10 +90,10 @@ def solve(
 ) -> Solution:
     """The cheapest choice.
 
-    Where no proof is wanted a look comes first (`first_look`): it is the answer where its gap is small enough or its
-    bound above the cutoff, and what is left open of a problem that is wide and short of memory is not worth more. The
-    memory limit is first left out; times at which the answer breaks it are then imposed, and so on until
-    it holds (all times where the problem is wide). Every round's optimum is a lower bound, so the last is the optimum.
+    Where no proof is wanted a relaxation comes first (`solve_relaxed`): it is the answer where its gap is small enough
+    or its bound above the cutoff, and what is left open of a problem that is wide and short of memory is not worth
+    more. The memory limit is first left out; times at which the answer breaks it are then imposed, and so on until it
+    holds (all times where the problem is wide). Every round's optimum is a lower bound, so the last is the optimum.
 
     Args:
         problem: what to solve.
@@ -102,7 +102,7 @@ def solve(
             for elimination whose memory limit binds end with a choice, a bound and what is between them.
         start: a choice to begin from; the answer is never worse than a feasible one.
         seed: for solvers that draw numbers.
-        known: a look at the problem, where there was one already.
+        known: a relaxation of the problem, where there was one already.
         binds: whether the limit is known to bind: a wide problem is then not solved without it first.
         goal: when to stop; a problem that is given up has a bound above the goal's cutoff.
 
@@ -116,7 +116,7 @@ def solve(
         return engine.solve(problem, time_limit_s=time_limit_s, start=start, seed=seed)
     if not within(memory_floor(problem), problem.limit_bytes):
         return Solution(Status.INFEASIBLE, (), math.inf, math.inf, time.monotonic() - began, engine.name)
-    known = known or first_look(problem, goal, start)
+    known = known or solve_relaxed(problem, goal, start)
     if known is not None and known.choice:
         start = known.choice
     best = start if start is not None and is_feasible(problem, start) else ()

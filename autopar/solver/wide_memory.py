@@ -82,7 +82,7 @@ class _WideSearch:
             self.choice, self.cost = choice, cost
         return cost
 
-    def look(self, y: Array, near: float, deadline: float) -> float:
+    def bound_at(self, y: Array, near: float, deadline: float) -> float:
         """A lower bound of L(y), to a relative ``near`` where that is reached; notes the choice that attains it."""
         nodes = tuple(replace(n, costs=c) for n, c in zip(self.bare.nodes, self.priced(y), strict=True))
         reduction = reduce_problem(replace(self.bare, nodes=nodes))
@@ -137,7 +137,7 @@ def price_wide(
     if not within(float(_profile([(u, float(u.bytes.min())) for u in problem.usages], rows).max()), limit):
         return Prices(math.inf, None, math.inf, ())  # even every node's least at once is too much
     best_y = np.zeros(rows)
-    bound = search.look(best_y, _FAR, deadline)
+    bound = search.bound_at(best_y, _FAR, deadline)
     if math.isinf(bound) and bound > 0:
         return Prices(math.inf, None, math.inf, ())
     if start is not None and is_feasible(problem, start):
@@ -155,7 +155,7 @@ def price_wide(
             planes.box *= _GROWTH
         known = len(search.seen)
         near = min(_FAR, max(_NEAR, _PART * (top[0] - bound) / planes.scale))
-        low = search.look(y, near, deadline)
+        low = search.bound_at(y, near, deadline)
         if low <= bound and len(search.seen) == known:
             break
         if low > bound:
@@ -288,18 +288,18 @@ def mix(
         if is_enough(bound) or time.monotonic() > deadline:
             return
         mixture = _mixture(known, excess, more)
-        look = _looked(known, mixture, goal)
-        if look is None:
+        relaxed = _relaxed(known, mixture, goal)
+        if relaxed is None:
             _solve(known, mixture, engine, deadline, seed, goal)
             if known.choice is not None and more > 0:
                 return
         elif known.choice is not None and more > 0:
-            # No mixture costs less than the look at it says.
-            if look.status is not Status.OPTIMAL and not is_enough(look.lower_bound + mixture.offset):
+            # No mixture costs less than its relaxation says.
+            if relaxed.status is not Status.OPTIMAL and not is_enough(relaxed.lower_bound + mixture.offset):
                 before = known.cost
                 _solve(known, mixture, engine, deadline, seed, goal)
                 if known.cost < before:  # trees find what HiGHS, which ends early, leaves open
-                    _looked(known, _mixture(known, excess, more), goal)
+                    _relaxed(known, _mixture(known, excess, more), goal)
             return
     if known.choice is None and mixture is not None:
         _solve(known, mixture, engine, deadline, seed, goal)
@@ -314,18 +314,18 @@ def _mixture(known: Choices, excess: Sequence[Array], more: int) -> Reduction:
     return restricted(known.problem, keep)
 
 
-def _looked(known: Choices, mixture: Reduction, goal: Goal) -> Solution | None:
-    """A look at a mixture, whose choice is noted; None where there are no compiled loops, which are needed for it."""
+def _relaxed(known: Choices, mixture: Reduction, goal: Goal) -> Solution | None:
+    """The relaxation of a mixture, whose choice is noted; None without compiled loops, which it needs."""
     if mixture.problem is None or not mixture.problem.nodes or find_spec("numba") is None:
         return None
     begin = None if known.choice is None else mixture.project(known.choice)
     # It loads numba, which takes longer than most problems.
-    look: Solution = import_module("autopar.solver.look").first_look(
+    relaxed: Solution = import_module("autopar.solver.relaxation").solve_relaxed(
         mixture.problem, replace(goal, gap=_LEAST_GAIN).less(mixture.offset), start=begin
     )
-    if look.choice:
-        known.take(mixture.lift(look.choice))
-    return look
+    if relaxed.choice:
+        known.take(mixture.lift(relaxed.choice))
+    return relaxed
 
 
 def _solve(known: Choices, mixture: Reduction, engine: Solver, deadline: float, seed: int, goal: Goal) -> None:

@@ -78,11 +78,11 @@ def assign(
     }
 
     def loop_stages() -> tuple[dict[str, tuple[int, ...]], set[str], set[str]]:
-        body, backward, apart = _loop_stages(graph, microbatching, forward, reached)
-        return with_parameters(graph, microbatching, body, backward) if without_flush else body, backward, apart
+        body, backward, separate = _loop_stages(graph, microbatching, forward, reached)
+        return with_parameters(graph, microbatching, body, backward) if without_flush else body, backward, separate
 
-    body, backward, apart = loop_stages()
-    joins = _joins(graph, microbatching, body) | apart
+    body, backward, separate = loop_stages()
+    joins = _joins(graph, microbatching, body) | separate
     if joins:
         microbatching = analyze_with_barrier(graph, microbatching.count, joins)
         body, backward, _ = loop_stages()
@@ -122,7 +122,7 @@ def _loop_stages(
     of_batch = {op.id for op in dependents(body, microbatching.batch)}
     cotangent: dict[str, int] = {}
     backward = {op.id for op in dependents(body, microbatching.met)}
-    apart: set[str] = set()
+    separate: set[str] = set()
     for op in graph.operators:
         names = op.reads
         if op.id not in inside or op.id in forward or op.id not in of_batch:
@@ -131,13 +131,13 @@ def _loop_stages(
         allowed = frozenset.intersection(*(reached[s] for s in known or [len(reached) - 1]))
         held = [available[n] for n in names if n not in cotangent and n not in microbatching.batch and n in available]
         if not allowed:
-            apart.add(op.id)
+            separate.add(op.id)
         stage = _highest(held, allowed or reached[min(known)])
         stages[op.id] = (stage,)
         backward.add(op.id)
         for v in op.results:
             cotangent[v.name] = stage
-    return stages, backward, apart
+    return stages, backward, separate
 
 
 def _highest(held: Iterable[set[int]], allowed: frozenset[int]) -> int:

@@ -81,7 +81,7 @@ DEMANDS = {
     "tried_stages": (2, 4),
     "first_count": 4,
     "ample_memory": True,
-    "looks_only": True,
+    "relaxation_only": True,
     "any_that_fits": True,
     "block_scores": 64,
     "other_stages": 2,

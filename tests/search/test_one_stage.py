@@ -51,11 +51,11 @@ class Step:
             way=(count, level), num_microbatches=count, stages=[stage], content=content, step_time=seconds
         )
 
-    def chosen(self, counts=COUNTS, remat="auto", offload=False, tiny=False, host_update=False, looks=None):
-        looks = Trials(looks or replace(self, tried=[], enough=[]).attempt) if tiny else None
+    def chosen(self, counts=COUNTS, remat="auto", offload=False, tiny=False, host_update=False, relaxations=None):
+        relaxations = Trials(relaxations or replace(self, tried=[], enough=[]).attempt) if tiny else None
         trials = Trials(self.attempt)
         forms = StageForms(counts, remat, offload=offload, host_update=host_update)
-        return one_stage(trials, forms, looks=looks).way
+        return one_stage(trials, forms, relaxations=relaxations).way
 
 
 def test_what_fits_at_once_is_taken():
@@ -96,16 +96,16 @@ def test_a_tiny_step_takes_the_fastest_of_all_ways():
     assert step.enough == [math.inf, *[1.2] * (len(step.tried) - 1)]
 
 
-def test_a_tiny_step_is_planned_first_as_a_look_at_it_is_fastest():
+def test_a_tiny_step_is_planned_first_as_a_relaxation_at_it_is_fastest():
     """Looks take longer than plans, each by another share: all that they see is planned, in their order."""
     step, seen = Step(limit_bytes=60), Step(limit_bytes=60)
 
-    def look(configuration, cutoff_s, explain):
+    def relaxed(configuration, cutoff_s, explain):
         plan = seen.attempt(configuration, cutoff_s, explain)
         plan.step_time *= 1 + 1 / (1 + configuration.count)
         return plan
 
-    assert step.chosen(tiny=True, looks=look) == Step(limit_bytes=60).chosen(tiny=True)
+    assert step.chosen(tiny=True, relaxations=relaxed) == Step(limit_bytes=60).chosen(tiny=True)
     assert set(step.tried) == set(seen.tried)
     assert step.tried.index((4, "selective")) < step.tried.index((2, "selective")) < step.tried.index((1, "none"))
     assert step.enough[0] == math.inf > step.enough[1]
@@ -125,9 +125,9 @@ def test_padding_keeps_all_else_of_the_form():
     assert asked == [StepForm(2, "full", None, 4, 64, backward_update=True, host_update=True, padded=dims)]
 
 
-def test_looks_end_where_the_limit_has_no_part():
+def test_relaxations_end_where_the_limit_has_no_part():
     step, seen = Step(limit_bytes=200), Step(limit_bytes=200)
-    assert step.chosen(tiny=True, looks=seen.attempt) == (1, "none")
+    assert step.chosen(tiny=True, relaxations=seen.attempt) == (1, "none")
     assert step.tried == seen.tried == [(1, "none")]
 
 

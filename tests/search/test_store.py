@@ -119,7 +119,7 @@ def test_a_solution_below_two_cutoffs_is_the_same_by_both() -> None:
             made.append(cutoff_s)
             own.add(Work.SWEPT, 5)
             bound = 2.0 if cutoff_s >= 2.0 else 1.5  # what exceeds the cutoff ends the search
-            return Solution(Status.FEASIBLE, (0,), 3.0, bound, 0.0, "look")
+            return Solution(Status.FEASIBLE, (0,), 3.0, bound, 0.0, "relaxation")
 
         return store.counted(KEY, meter, make, Room(cutoff_s=cutoff_s))
 
@@ -185,7 +185,7 @@ def test_an_answer_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert measured == list(range(20))
 
 
-def test_a_mesh_is_stated_and_looked_at_once_whatever_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mesh_is_stated_and_relaxed_once_whatever_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     module, states = importlib.import_module("autopar.search.mesh_search"), []
     plain = module.build
     monkeypatch.setattr(module, "build", lambda *a, **k: states.append(a[1]) or plain(*a, **k))

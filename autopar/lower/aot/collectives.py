@@ -239,8 +239,8 @@ def _folded(predicted: Counts, compiled: Counts, sizes: Mapping[str, int]) -> It
         parts = axis.split("+")
         if kind != "all-reduce" or len(parts) < 2 or not all(a in sizes for a in parts):
             continue
-        apart = [k for k in _left(predicted) if k[0] == kind and k[1] in parts]
-        by_size = {n: [predicted.get((kind, a, n), 0.0) for a in parts] for n in sorted({k[2] for k in apart})}
+        separate = [k for k in _left(predicted) if k[0] == kind and k[1] in parts]
+        by_size = {n: [predicted.get((kind, a, n), 0.0) for a in parts] for n in sorted({k[2] for k in separate})}
         even = {n: c[0] for n, c in by_size.items() if c[0] > _NONE and max(c) - min(c) < _NONE}
         alone = even.get(size, 0.0) == compiled[kind, axis, size]
         folded_sizes = {size: even[size]} if alone else even

@@ -31,7 +31,7 @@ _WAIT_S = 120.0
 #: Process 0 answers so much later than it gives up waiting, at most.
 _SLACK_S = 5.0
 #: So often is looked whether all processes are still there while one is waited for.
-_LOOK_S = 1.0
+_POLL_S = 1.0
 
 
 class _Statement(msgspec.Struct, frozen=True):
@@ -173,10 +173,10 @@ class Agreement:
         while True:
             left = until - time.monotonic()
             try:
-                return self.world.get(self._key(name), max(0.01, min(_LOOK_S, left)))
+                return self.world.get(self._key(name), max(0.01, min(_POLL_S, left)))
             except SilenceError as error:
                 watching.raise_if_lost()
-                if not error.late or left <= _LOOK_S:
+                if not error.late or left <= _POLL_S:
                     raise
 
     def _judge(self, statement_here: _Statement) -> _Verdict:

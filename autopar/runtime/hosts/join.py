@@ -27,7 +27,7 @@ _LATER_S = 60
 _LOOPBACK = ("127.0.0.1", "localhost")
 #: Seconds that the others are waited for.
 _JOIN_S = 120.0
-_LOOK_S = 0.2
+_POLL_S = 0.2
 #: Where process 0 binds the service that jax starts in it, which nobody uses.
 _UNUSED = "127.0.0.1:0"
 
@@ -117,7 +117,7 @@ class _Join:
         coordinator = self.given["coordinator_address"]
         until = time.monotonic() + self.limit_s
         while thread.is_alive() and time.monotonic() < until:
-            thread.join(_LOOK_S)
+            thread.join(_POLL_S)
             reason = why_ended(service) if service is not None else None
             if reason is not None:
                 raise ClusterError(

@@ -20,7 +20,7 @@ _BYE = b"bye"
 #: Seconds that the service stays behind a process 0 that ended in order; more than `linger_s` behind one that did not.
 _AFTER_BYE_S = 3.0
 _LINGER_S = 10.0
-_LOOK_S = 0.2
+_POLL_S = 0.2
 
 
 def start_service(address: str, processes: int, limit_s: int, linger_s: float) -> subprocess.Popen[bytes]:
@@ -64,7 +64,7 @@ def main() -> None:
     service = serve(address, int(processes), int(limit_s))
     in_order = False
     while os.getppid() == int(parent):
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     if select.select([sys.stdin], [], [], 0)[0]:
         in_order = os.read(sys.stdin.fileno(), len(_BYE)) == _BYE
     time.sleep(_AFTER_BYE_S if in_order else float(linger_s))

@@ -18,7 +18,7 @@ COORDINATOR, PROCESSES, PROCESS = "AUTOPAR_COORDINATOR", "AUTOPAR_PROCESSES", "A
 CPU_DEVICES = "AUTOPAR_CPU_DEVICES"
 #: Exit code of a process that saved because it was told to end, and is to be started again.
 AGAIN = 75
-_LOOK_S = 0.05
+_POLL_S = 0.05
 #: A shell that reads numbers of process groups, and kills them when the process that writes them is gone.
 _GUARD = 'while read -r group; do groups="$groups -$group"; done; kill -s KILL -- $groups'
 #: A shell that becomes a command when it may, and ends where the process that would say so is gone.
@@ -164,7 +164,7 @@ def _follow(
             for child in left.values():
                 child.send_signal(signal.SIGTERM)
             until = min(until, time.monotonic() + job.heartbeat_s + job.grace_s)
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     for process in left:
         say(f"process {process} is ended: it waited for one that is gone")
     if signals.number is not None:

@@ -48,7 +48,7 @@ from autopar.runtime.shards import Leaf
 
 _T = TypeVar("_T")
 #: Seconds between two looks at whether there is a machine.
-_LOOK_S = 0.5
+_POLL_S = 0.5
 #: Heartbeats that may be missed before a process counts as not heard of.
 _MISSED = 3
 
@@ -292,7 +292,7 @@ class Driver(ArrayOwner):
             wanted.progress(text)
         while not any(nodes) and time.monotonic() < until:
             self.check_open()
-            time.sleep(min(_LOOK_S, self.options.start_s))
+            time.sleep(min(_POLL_S, self.options.start_s))
             nodes = self.room()
         return nodes
 

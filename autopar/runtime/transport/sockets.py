@@ -32,7 +32,7 @@ from autopar.runtime.transport.tiles import Box, cut, is_key, list_shards, place
 _AHEAD = 8
 _NUMBER = struct.Struct("<i")
 #: Seconds between two looks at whether what was pulled is there.
-_LOOK_S = 0.0002
+_POLL_S = 0.0002
 #: Shape of an array -> parts of it.
 Boxes: TypeAlias = Callable[[Sequence[int]], Sequence[Box]]
 
@@ -272,7 +272,7 @@ class SocketLink(ArrivalLink):
                 if server is None:  # what computes is slow
                     break
                 raise SilentPeerError(self._servers.get(server, -1), time.monotonic() - self._waited_from)
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         jax.block_until_ready(arrays)
 
     def close(self) -> None:

@@ -148,10 +148,10 @@ def _together(
     for (kind, axis, _, _, weight), members in groups.items():
         limit = cost.stack.gather_bytes if kind == "all-gather" else cost.stack.combine_bytes
         sizes = [float(sent[n].bytes) for n in members]
-        apart_s = sum(sent[n].seconds for n in members)
+        separate_s = sum(sent[n].seconds for n in members)
         axes = tuple(axis.split("+"))
         joined_s = sum(weight * cost.collective_s(kind, b, axes, mesh) for b in cost.combined(sizes, limit))
-        for n in members if joined_s < apart_s else ():
+        for n in members if joined_s < separate_s else ():
             together[n] = replace(sent[n], seconds=joined_s * sent[n].bytes / sum(sizes))
     return tuple(together)
 

@@ -123,7 +123,7 @@ class Sizes:
             self.known[key] = (layouts, self.layouts.local_bytes(type, layouts))
         return self.known[key][1]
 
-    def apart(self, stored: tuple[Layout, ...], read: tuple[Layout, ...]) -> NDArray[np.bool_]:
+    def different(self, stored: tuple[Layout, ...], read: tuple[Layout, ...]) -> NDArray[np.bool_]:
         """Places at which two tuples of layouts differ."""
         key = (id(stored), id(read))
         if key not in self.differing:
@@ -160,7 +160,7 @@ def _copies(v: ValueDraft, copies: Sequence[CopyDraft], sized: Sizes, stop: int)
     usages = []
     readers = [u for u in v.uses if u.time < stop - 1]
     for c in copies:
-        extra = np.where(sized.apart(v.layouts, c.layouts), sized.of(v.sent, c.layouts), 0.0)
+        extra = np.where(sized.different(v.layouts, c.layouts), sized.of(v.sent, c.layouts), 0.0)
         for phase in c.phases:
             taken = [u for u in readers if u.phase == phase or (phase == "" and u.phase != "update")]
             if taken:

@@ -315,11 +315,11 @@ def _joined(
     """The transfers, of ``sent``, with the seconds of what is sent as one shared out over those of a group."""
     joined = list(transfers)
     for group in groups:
-        first, apart_s = sent[group[0]], sum(joined[m].seconds for m in group)
+        first, separate_s = sent[group[0]], sum(joined[m].seconds for m in group)
         whole_bytes, axes = sum(sent[m].bytes for m in group), tuple(first.axis.split("+"))
-        joined_s = min(apart_s, first.weight * cost.collective_s(first.kind, whole_bytes, axes, mesh))
+        joined_s = min(separate_s, first.weight * cost.collective_s(first.kind, whole_bytes, axes, mesh))
         for m in group:
-            joined[m] = replace(joined[m], seconds=joined[m].seconds * (joined_s / apart_s if apart_s else 1.0))
+            joined[m] = replace(joined[m], seconds=joined[m].seconds * (joined_s / separate_s if separate_s else 1.0))
     return tuple(joined)
 
 

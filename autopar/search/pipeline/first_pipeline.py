@@ -79,7 +79,7 @@ def fastest_of_equal_stages(sketches: Sketches) -> tuple[Plan, Candidate] | None
     """The fastest of a first pipeline and of those that are near it; None where there is none, or its stages differ.
 
     Args:
-        sketches: with the first pipeline; those that are looked at are added.
+        sketches: with the first pipeline; those that are sketched are added.
     """
     first = sketches.fastest()
     if first is None or not has_equal_stages(sketches.step.source, first[1]):

@@ -29,7 +29,7 @@ class StagePlanner:
         pool: plans some of them.
         submitted: stages whose plans are submitted to the pool.
         any_that_fits: whether the plan of an isomorphic stage is taken where it fits, though another might be faster.
-        looks: whether plans are looks, which pad nothing.
+        relaxed: whether plans are relaxations, which pad nothing.
         candidate: identity of the candidate, whose stages alone may take any plan that fits.
     """
 
@@ -38,7 +38,7 @@ class StagePlanner:
     pool: WorkerPool = SERIAL
     submitted: dict[tuple[Key, Room], Future[Plan | Bounded]] = field(default_factory=dict)
     any_that_fits: bool = False
-    looks: bool = False
+    relaxed: bool = False
     candidate: Same = field(default_factory=lambda: Same(object()))
 
     def submit(self, stage_problem: Problem) -> None:

@@ -358,7 +358,7 @@ def even_stages(layers: Layers, stages: int) -> tuple[tuple[str, ...], ...]:
 def even_ends(weights: Sequence[float], count: int) -> tuple[int, ...]:
     """Ends (exclusive) of ``count`` runs, none empty, whose heaviest is as light as can be; of those the most even.
 
-    Of a stack of equal blocks whose number ``count`` divides, with less than a block before or behind it, that is as
+    Of a stack of equal blocks whose number ``count`` divides, with less than a block before or after it, that is as
     many blocks for each.
 
     Args:

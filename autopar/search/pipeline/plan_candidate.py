@@ -63,7 +63,7 @@ def plan_candidate(step: CuttableStep, candidate: Candidate, cutoff_s: float = m
         candidate.meshes,
         step.pool,
         any_that_fits=candidate.shares_plans,
-        looks=candidate.shares_plans,
+        relaxed=candidate.shares_plans,
     )
     pipeline = ScheduledStages(problem, source, sliced, candidate.members, candidate.layers, table)
     parts = _planned_stages(pipeline, candidate, shared, cutoff_s)
@@ -83,8 +83,8 @@ def _planned_stages(
     cutoff_s: float = math.inf,
 ) -> list[PlanContent] | Bounded:
     """The plan of every stage, on its devices. `Bounded` where the pipeline takes ``cutoff_s`` or more."""
-    order = _in_order(pipeline, looks=candidate.shares_plans)
-    # Looks go on as long as those that are there say that it may be of use.
+    order = _in_order(pipeline, relaxed=candidate.shares_plans)
+    # Relaxations go on as long as those that are there say that it may be of use.
     sketching = candidate.shares_plans and cutoff_s < math.inf and has_stage_a_worker(pipeline.table)
     keys, store = dict[int, Key](), pipeline.problem.store
     if cutoff_s < math.inf and not pipeline.table.after and not candidate.shares_plans:
@@ -113,7 +113,7 @@ def _planned_stages(
             by_kind[kind] = replace(shared, any_that_fits=_may_share(pipeline, candidate, contents[i], i))
             if not by_kind[kind].any_that_fits:
                 submit_like(pipeline, contents[i], isomorphic, candidate.devices, shared)
-            if sketching and (closed := _closed_by_looks(pipeline, contents, cutoff_s)) is not None:
+            if sketching and (closed := _closed_by_relaxations(pipeline, contents, cutoff_s)) is not None:
                 return closed
         if sketching and n == 0:
             others = [j for j in order if pipeline.first(j) != kind]
@@ -125,17 +125,17 @@ def _planned_stages(
     return [on_devices(contents[i], i, placement) for i, placement in enumerate(candidate.devices)]
 
 
-def _in_order(pipeline: ScheduledStages, *, looks: bool) -> list[int]:
+def _in_order(pipeline: ScheduledStages, *, relaxed: bool) -> list[int]:
     """Stages as they are planned.
 
     Those with the fewest microbatches in flight come first: what is best there is best for isomorphic stages that it
-    fits too. Of looks, whose plans serve all that they fit, those come first that most are like, with the most in
+    fits too. Of relaxations, whose plans serve all that they fit, those come first that most are like, with the most in
     flight. Of large steps the one of each kind with the most comes first: others may do with its plan.
     """
     stages = range(len(pipeline.members))
     members = Counter(map(pipeline.first, stages))
     flying = {i: in_flight(pipeline.table, i) for i in stages}
-    if looks:
+    if relaxed:
         return sorted(stages, key=lambda i: (-members[pipeline.first(i)], -flying[i], i))
     order = sorted(stages, key=lambda i: (flying[i], i))
     if is_small(pipeline.problem):
@@ -144,20 +144,22 @@ def _in_order(pipeline: ScheduledStages, *, looks: bool) -> list[int]:
     return sorted(order, key=lambda i: i not in tightest)
 
 
-def _closed_by_looks(pipeline: ScheduledStages, contents: Mapping[int, PlanContent], cutoff_s: float) -> Bounded | None:
+def _closed_by_relaxations(
+    pipeline: ScheduledStages, contents: Mapping[int, PlanContent], cutoff_s: float
+) -> Bounded | None:
     """Message that a pipeline takes ``cutoff_s`` by estimates of some stages; None where it may not."""
     first = [pipeline.first(stage) for stage in range(len(pipeline.members))]
     left = pipeline.problem.policy.schedules.bubble_left
-    least_s = least_of_looks_s(contents, first, pipeline.table.num_microbatches, left)
-    return Bounded("looks at its kinds of stages", least_s) if least_s >= cutoff_s else None
+    least_s = least_relaxation_s(contents, first, pipeline.table.num_microbatches, left)
+    return Bounded("relaxations of its kinds of stages", least_s) if least_s >= cutoff_s else None
 
 
 def _may_share(pipeline: ScheduledStages, candidate: Candidate, content: PlanContent, stage: int) -> bool:
     """Whether others of its kind take the plan of the stage with the most microbatches in flight where it fits.
 
-    Looks do; of large steps plans where others, with more room, would save next to nothing: with f of F microbatches
-    in flight a stage is taken to save (1 - f / F) of what the memory limit costs. All of a step waits for the worker
-    that is busy for the longest, and the first microbatch for every stage.
+    Relaxations do; of large steps plans where others, with more room, would save next to nothing: with f of F
+    microbatches in flight a stage is taken to save (1 - f / F) of what the memory limit costs. All of a step waits for
+    the worker that is busy for the longest, and the first microbatch for every stage.
 
     Args:
         pipeline: what is planned.
@@ -284,7 +286,7 @@ def closed_by_busy(store: Store, keys: Mapping[int, Key], cutoff_s: float) -> Bo
     return Bounded("what its stages that are planned take", least_s) if least_s >= cutoff_s else None
 
 
-def least_of_looks_s(contents: Mapping[int, PlanContent], first: Sequence[int], count: int, left: float) -> float:
+def least_relaxation_s(contents: Mapping[int, PlanContent], first: Sequence[int], count: int, left: float) -> float:
     """Seconds of a pipeline whose stages take as long as those of their kinds that are planned: an estimate, no bound.
 
     The slowest stage does all its work and waits for a share of one microbatch of every other, which weight gradients

@@ -233,10 +233,10 @@ def _without_limit(problem: Problem, mesh: LogicalMesh) -> tuple[ShardingProblem
     """The choice problem of one stage on a mesh, and its cheapest choice without the limit, up to the gap of plans."""
     meshes = MeshSearch(problem)
     sharding_problem = meshes.program(mesh)
-    look = meshes.look(sharding_problem)
-    if look is not None and Goal(problem.policy.effort.sharding_gap).reached(look.objective, look.lower_bound):
-        return sharding_problem, look
-    return sharding_problem, meshes.unlimited(sharding_problem, look)
+    relaxed = meshes.relaxed(sharding_problem)
+    if relaxed is not None and Goal(problem.policy.effort.sharding_gap).reached(relaxed.objective, relaxed.lower_bound):
+        return sharding_problem, relaxed
+    return sharding_problem, meshes.unlimited(sharding_problem, relaxed)
 
 
 @dataclass(frozen=True)

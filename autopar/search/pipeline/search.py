@@ -135,20 +135,20 @@ def _of_few_slicings(search: PipelineSearch, trials: Trials[PipelineTrial, Plan]
 
 
 def _of_the_fastest_sketch(search: PipelineSearch, trials: Trials[PipelineTrial, Plan]) -> list[Plan]:
-    """The plan of the slicing that is the fastest by looks, in half or twice its microbatches where that is faster.
+    """The plan of the slicing that is the fastest by sketches, in half or twice its microbatches where that is faster.
 
-    Equal stages are looked at in several numbers and on several meshes. Else looks are at slicings of the least
+    Equal stages are sketched in several numbers and on several meshes. Else sketches are of slicings of the least
     estimates; where none finds what fits, these are planned.
     """
     problem = search.problem
     sketches = Sketches(search.step, _first(search))
     plans: list[Plan] = []
-    with search.clock.phase("looks"):
+    with search.clock.phase("sketches"):
         best = fastest_of_equal_stages(sketches)
     if best is not None:
         return _exactly(search, trials, *best)
     for candidates_of_round in _rounds(search):
-        with search.clock.phase("looks"):
+        with search.clock.phase("sketches"):
             sketches.add(candidates_of_round)
             best = sketches.fastest()
             if best is not None and _may_win(problem, [best[0]]):
@@ -163,25 +163,25 @@ def _of_the_fastest_sketch(search: PipelineSearch, trials: Trials[PipelineTrial,
 
 
 def _exactly(
-    search: PipelineSearch, trials: Trials[PipelineTrial, Plan], look: Plan, candidate: Candidate
+    search: PipelineSearch, trials: Trials[PipelineTrial, Plan], sketch: Plan, candidate: Candidate
 ) -> list[Plan]:
-    """The plan of a candidate and the look at it; none where that says that it is no faster than the plan at hand.
+    """The plan of a candidate and its sketch; none where that says that it is no faster than the plan at hand.
 
-    Stages are planned for the schedule in which the look is the fastest: what it holds they leave free. What is planned
-    is large against what was spent.
+    Stages are planned for the schedule in which the sketch is the fastest: what it holds they leave free. The exact
+    plan takes long next to the sketch.
     """
     problem = search.problem
-    least_s = (1 - problem.policy.effort.gap) * look.step_time
+    least_s = (1 - problem.policy.effort.gap) * sketch.step_time
     if least_s >= problem.subproblem.cutoff_s:
-        trials.bounded = Bounded("looks at its stages, an estimate", least_s)
+        trials.bounded = Bounded("a sketch of it, an estimate", least_s)
         return []
-    if problem.job.schedule == "auto" and candidate.schedule is None and look.schedule != schedule_of(problem).name:
-        candidate = replace(candidate, schedule=get(look.schedule))
+    if problem.job.schedule == "auto" and candidate.schedule is None and sketch.schedule != schedule_of(problem).name:
+        candidate = replace(candidate, schedule=get(sketch.schedule))
     effort = problem.policy.effort.after(units_of(problem.meter))
     problem = replace(problem, policy=replace(problem.policy, effort=effort))
     planned = PipelineSearch(replace(search.step, problem=problem), search.clock, search.planned)
-    exact = Trials(planned.attempt).run([PipelineTrial(candidate, is_optional=True)], cutoff_s=look.step_time)
-    return [*exact, look]
+    exact = Trials(planned.attempt).run([PipelineTrial(candidate, is_optional=True)], cutoff_s=sketch.step_time)
+    return [*exact, sketch]
 
 
 def _first(search: PipelineSearch) -> list[tuple[Plan, Candidate]]:

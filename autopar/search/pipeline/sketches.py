@@ -1,4 +1,4 @@
-"""Sketches of pipelines: plans by a look at each kind of stage, which say what is planned exactly."""
+"""Sketches of pipelines: plans by the relaxation of each kind of stage, which say what is planned exactly."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from autopar.errors import InfeasiblePlanError, ScheduleError
 from autopar.plan import Plan, PlanContent
-from autopar.search.mesh_bounds import with_looks_only
+from autopar.search.mesh_bounds import with_relaxation_only
 from autopar.search.outcome import Bounded
 from autopar.search.pipeline.candidates import Candidate, CuttableStep, in_other_microbatches
 from autopar.search.pipeline.plan_candidate import plan_candidate
@@ -19,35 +19,35 @@ from autopar.search.pipeline.plan_candidate import plan_candidate
 def sketch(
     step: CuttableStep, candidate: Candidate, *, any_that_fits: bool = False, cutoff_s: float = math.inf
 ) -> Plan | None:
-    """The plan of a candidate by a look at each kind of stage; None where no look finds what fits and is faster.
+    """The plan of a candidate by the relaxation of each kind of stage; None where none finds what fits and is faster.
 
     Args:
         step: the whole.
         candidate: stages and their devices.
-        any_that_fits: whether no other level of recomputation is looked at once one fits.
-        cutoff_s: seconds from which the plan is of no use: once the stages that are looked at take as long by an
+        any_that_fits: whether no other level of recomputation is relaxed once one fits.
+        cutoff_s: seconds from which the plan is of no use: once the stages that are relaxed take as long by an
             estimate, no other is.
     """
-    hasty = with_looks_only(step.problem, any_that_fits=any_that_fits)
+    hasty = with_relaxation_only(step.problem, any_that_fits=any_that_fits)
     try:
-        looked_at = replace(candidate, shares_plans=True)
-        plan = plan_candidate(replace(step, problem=hasty), looked_at, cutoff_s=cutoff_s)
+        sketched = replace(candidate, shares_plans=True)
+        plan = plan_candidate(replace(step, problem=hasty), sketched, cutoff_s=cutoff_s)
     except (InfeasiblePlanError, ScheduleError):
         return None
     if isinstance(plan, Bounded):
         return None
-    record = msgspec.structs.replace(plan.content.search, strategy="look")
+    record = msgspec.structs.replace(plan.content.search, strategy="sketch")
     return replace(plan, content=msgspec.structs.replace(plan.content, search=record))
 
 
 @dataclass(frozen=True)
 class Sketches:
-    """Plans of candidates by looks, which say which of them is planned exactly.
+    """Plans of candidates by relaxations, which say which of them is planned exactly.
 
     Args:
         step: the whole.
         plans: with what they are of, in the order in which they were made.
-        tried: candidates that were looked at.
+        tried: candidates that were sketched.
     """
 
     step: CuttableStep
@@ -59,7 +59,7 @@ class Sketches:
         return min(self.plans, key=lambda planned: planned[0].step_time, default=None)
 
     def add(self, some: Iterable[Candidate], least_gain: float = 0.0) -> None:
-        """Looks at candidates, each as long as it may be faster than those before.
+        """Sketches candidates, each as long as it may be faster than those before.
 
         Args:
             some: candidates.
@@ -77,7 +77,7 @@ class Sketches:
                 self.plans.append((plan, candidate))
 
     def climb(self) -> None:
-        """Looks at the slicing of the fastest in half or in twice the microbatches, and so on while that is faster."""
+        """Sketches the slicing of the fastest in half or in twice the microbatches, and so on while that is faster."""
         before, least_gain = None, self.step.problem.policy.effort.least_gain
         while (best := self.fastest()) is not None and best is not before:
             before = best
@@ -134,4 +134,4 @@ def _cost_of(content: PlanContent) -> float:
         return 0.0
     known = content.stages[0].form.remat == "none" and search.unlimited_s is not None and search.objective > 0
     cost = 0.0 if not known or search.unlimited_s is None else 1.0 - search.unlimited_s / search.objective
-    return cost if cost > 0 else 1.0  # the first look has none without the limit
+    return cost if cost > 0 else 1.0  # the first relaxation has none without the limit

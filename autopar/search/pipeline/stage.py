@@ -229,7 +229,7 @@ def _on_mesh(
             return trials.bounded
         raise [*trials.impossible.values(), *trials.failures.values()][-1]
     best = min(plans, key=_seconds)
-    for dims in () if shared.looks else _paddings(placed, best):
+    for dims in () if shared.relaxed else _paddings(placed, best):
         plans = trials.run([structs.replace(best.form, padded=dims)], cutoff_s=best.seconds, seconds=_seconds)
         best = min((best, *plans), key=_seconds)
     return best.content

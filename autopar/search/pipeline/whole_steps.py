@@ -34,15 +34,15 @@ WHOLE_STEP = "the whole step on the devices of one stage with the bubble, an est
 
 @dataclass(frozen=True)
 class EqualStages:
-    """Seconds of so many equal stages, by looks in one number of microbatches or in two.
+    """Seconds of so many equal stages, by relaxations in one number of microbatches or in two.
 
     Seconds without the bubble are taken to be affine in the number of microbatches, t(m) = a + b m with b at least 0:
     more of them start and send more often.
 
     Args:
         stages: S.
-        meshes: those that the next look is on: the likeliest before there is one, then that of the fastest.
-        looked: (m, t / S) by rising m; where it is above what is of use, that.
+        meshes: those that the next relaxation is on: the likeliest before there is one, then that of the fastest.
+        estimates: (m, t / S) by rising m; where it is above what is of use, that.
         uneven: u.
         latency_s: 2 (S - 1) l.
         is_beyond: whether it is in the fewest microbatches.
@@ -50,7 +50,7 @@ class EqualStages:
 
     stages: int
     meshes: tuple[LogicalMesh, ...]
-    looked: tuple[tuple[int, float], ...] = ()
+    estimates: tuple[tuple[int, float], ...] = ()
     uneven: float = 1.0
     latency_s: float = 0.0
     is_beyond: bool = False
@@ -63,12 +63,12 @@ class EqualStages:
             problem: the step, and all devices.
             stages: S, which divides the devices.
             like: sizes of the axes of a mesh of all devices on which one stage is fast; the meshes of a stage that
-                are most like it are looked at too. Empty where there is none.
+                are most like it are relaxed too. Empty where there is none.
         """
         part = problem.cluster.part(0, problem.cluster.num_devices // stages)
         meshes = by_likeness(part)[: problem.policy.enumeration.ranked_meshes]
-        apart = {mesh: _apart(mesh.shape, like) for mesh in part.logical_meshes(None)} if like else {}
-        near = sorted((m for m, d in apart.items() if d <= min(apart.values()) + 1e-9), key=lambda m: m.shape)
+        distances = {mesh: _mesh_distance(mesh.shape, like) for mesh in part.logical_meshes(None)} if like else {}
+        near = sorted((m for m, d in distances.items() if d <= min(distances.values()) + 1e-9), key=lambda m: m.shape)
         uneven = unevenness(problem, stages)
         latency_s = 2 * (stages - 1) * min(g.intra.latency_s for g in problem.cluster.groups)
         uneven = uneven if math.isfinite(uneven) else 1.0
@@ -76,7 +76,7 @@ class EqualStages:
 
     def busy_s(self, count: int) -> float:
         """t / S in ``count`` microbatches."""
-        (few, few_s), (many, many_s) = self.looked[0], self.looked[-1]
+        (few, few_s), (many, many_s) = self.estimates[0], self.estimates[-1]
         slope_s = max(0.0, (many_s - few_s) / (many - few)) if many > few else 0.0
         return max(0.0, few_s + slope_s * (count - few))
 
@@ -102,14 +102,14 @@ class EqualStages:
 def equal_stages(
     problem: Problem, step: StepSource, known: EqualStages, count: int, cutoff_s: float
 ) -> EqualStages | None:
-    """Knowledge of so many equal stages after a look at them in ``count`` microbatches.
+    """Knowledge of so many equal stages after the relaxation of them in ``count`` microbatches.
 
     None where the step cannot be cut so.
 
     Args:
         problem: the step in one microbatch.
         step: in other forms.
-        known: before it; looks are in fewer microbatches.
+        known: before it; relaxations are in fewer microbatches.
         count: m.
         cutoff_s: seconds of a step from which they are of no use.
     """
@@ -123,15 +123,15 @@ def equal_stages(
     for mesh in known.meshes:
         sum_cutoff_s = min(cutoff_s, fastest_s) * stages / hidden
         sharding_problem = meshes.program(mesh)
-        look = meshes.free(sharding_problem, sum_cutoff_s, problem.policy.effort.estimate_gap)
-        if not look.found or look.objective >= sum_cutoff_s:
+        relaxed = meshes.free(sharding_problem, sum_cutoff_s, problem.policy.effort.estimate_gap)
+        if not relaxed.found or relaxed.objective >= sum_cutoff_s:
             continue
-        seconds = meshes.step_s(sharding_problem, look) / stages
+        seconds = meshes.step_s(sharding_problem, relaxed) / stages
         if seconds < fastest_s:
             fastest_s, fastest = seconds, mesh
-    looked = (*known.looked, (count, min(fastest_s, cutoff_s)))
-    is_beyond = known.is_beyond if known.looked else fastest_s == math.inf
-    return replace(known, meshes=(fastest,), looked=looked, is_beyond=is_beyond)
+    estimates = (*known.estimates, (count, min(fastest_s, cutoff_s)))
+    is_beyond = known.is_beyond if known.estimates else fastest_s == math.inf
+    return replace(known, meshes=(fastest,), estimates=estimates, is_beyond=is_beyond)
 
 
 def counts_that_may_fit(problem: Problem, step: StepSource, counts: Sequence[int]) -> list[int]:
@@ -167,7 +167,7 @@ def by_likeness(part: Cluster) -> list[LogicalMesh]:
     return sorted(part.logical_meshes(None), key=lambda m: (abs(math.log2(m.shape[-1] / node)), m.shape))
 
 
-def _apart(shape: Sequence[int], like: Sequence[int]) -> float:
+def _mesh_distance(shape: Sequence[int], like: Sequence[int]) -> float:
     """Times by which the axes of a mesh differ from those of another, as a sum of logarithms."""
     width = max(len(shape), len(like))
     one, other = ((*s, *(1,) * (width - len(s))) for s in (shape, like))

@@ -164,7 +164,7 @@ def _most(costs: Array) -> float:
 
 
 def _flat(tables: Sequence[Array]) -> tuple[Array, Choices]:
-    """All tables one behind the other, and where each begins."""
+    """All tables one after the other, and where each begins."""
     ends = np.cumsum([0, *(t.size for t in tables)])
     joined = np.concatenate([t.ravel() for t in tables]) if tables else np.zeros(0)
     return joined, ends[:-1].astype(np.int64)
@@ -246,7 +246,7 @@ def by_method(problem: Problem, name: str, method: Method, steps: int = 20_000) 
 
 @dataclass
 class _MeshSearches:
-    """The searches of all meshes, one behind the other."""
+    """The searches of all meshes, one after the other."""
 
     problem: Problem
     name: str

@@ -159,7 +159,7 @@ def _slices(cut: Cut) -> Iterable[Candidate]:
         most = len(layers.members)
         for stages in (s for s in range(2, most + 1) if devices % s == 0 and (asked is None or s == asked)):
             per = devices // stages
-            # FLOPs of a device one behind the other: a stage's part of a microbatch, m + K - 1 times.
+            # FLOPs of a device one after the other: a stage's part of a microbatch, m + K - 1 times.
             estimate = sum(layers.flops) / stages / per / count * (count + stages - 1)
             placements = tuple((s * per, per) for s in range(stages))
             yield Candidate(count, even_stages(layers, stages), placements, estimate, layers.members)

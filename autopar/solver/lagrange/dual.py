@@ -83,7 +83,7 @@ class Dual:
         self.messages[:] = messages
         self._length = length
 
-    def look(self, costs: Array, sweeps: int = 1) -> float:
+    def swept_bound(self, costs: Array, sweeps: int = 1) -> float:
         """Sweeps at ``costs``, forward and backward; the bound of the last."""
         bound = -math.inf
         self.packed.meter.add(Work.SWEPT, 2 * sweeps * self.packed.entries)
@@ -111,7 +111,7 @@ class Dual:
         """Looks for some choice that fits: prices on the rows that are over, doubled while there are any."""
         packed = self.packed
         memory = packed.memory
-        least = self.look(packed.costs, 4)
+        least = self.swept_bound(packed.costs, 4)
         least = 0.0 if math.isinf(least) else least
         messages = self.messages.copy()
         held = self.note(decode(packed.graph, packed.costs, self.messages, True))
@@ -123,7 +123,7 @@ class Dual:
                 break
             prices = np.where(over, np.maximum(2.0 * prices, price), prices)
             costs = priced(memory, packed.graph.first, packed.costs, prices)
-            self.look(costs)
+            self.swept_bound(costs)
             choice = decode(packed.graph, costs, self.messages, True)
             descend(packed.graph, costs, choice, 3)
             held = self.note(choice)
@@ -136,7 +136,7 @@ class Dual:
         costs = priced(memory, graph.first, packed.costs, self.prices)
         # No product by BLAS: its threads wait for each other, and their number changes the rounding.
         constant = float(((memory.limit - memory.base) * self.prices).sum()) if self.prices.any() else 0.0
-        raw = self.look(costs)
+        raw = self.swept_bound(costs)
         if math.isinf(raw):  # out of time
             return
         value = raw - constant - _ROUNDING * (abs(raw) + abs(constant))

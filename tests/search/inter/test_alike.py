@@ -105,12 +105,12 @@ def test_of_stages_alike_one_is_found_to_be_slower(cut):
     stage = Problem(graph, part, CostModel(part), job=Job(num_microbatches=COUNT, memory_limit_bytes=1000))
     same, less = (1000, 1, 2.0, 1), (900, 2, 1.5, 1)
     more_memory, fewer_in_flight, later = (1100, 1, 2.0, 2), (900, 0, 2.0, 3), (900, 2, 2.5, 4)
-    for limit_bytes, extra, cutoff_s, looks in (same, less, more_memory, fewer_in_flight, later, (1100, 1, 1.9, 4)):
+    for limit_bytes, extra, cutoff_s, relaxed in (same, less, more_memory, fewer_in_flight, later, (1100, 1, 1.9, 4)):
         job = replace(stage.job, memory_limit_bytes=limit_bytes)
         subproblem = replace(stage.subproblem, extra_in_flight=extra, cutoff_s=cutoff_s)
         asked_of = replace(stage, job=job, subproblem=subproblem)
         assert shared.plan(asked_of, "stage") == Bounded("slower")
-        assert len(asked) == looks
+        assert len(asked) == relaxed
 
 
 def test_every_stage_priced_and_planned_is_told():

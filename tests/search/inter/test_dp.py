@@ -141,12 +141,12 @@ def test_the_first_memory_with_a_slicing_is_found_by_halves(seed):
     layers, microbatches = int(rng.integers(2, 6)), int(rng.integers(1, 9))
     costs = with_recomputation(rng, random_costs(rng, layers, [1, 2], 0.1))
     stages, limit_bytes = int(rng.integers(1, layers + 1)), float(rng.uniform(0.5, 6.0))
-    excesses, looks = (1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 3.0), []
+    excesses, relaxed = (1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 3.0), []
 
     def can(excess):
-        looks.append(excess)
+        relaxed.append(excess)
         return can_be_sliced(costs, 4, microbatches, limit_bytes * excess, stages)
 
     having = [e for e in excesses if slice_layers(costs, 4, microbatches, limit_bytes * e, stages) is not None]
     assert tuple(first_of(excesses, can)) == tuple(having[:1])
-    assert len(looks) <= (6 if having else 2)
+    assert len(relaxed) <= (6 if having else 2)

@@ -77,7 +77,7 @@ def test_an_even_pipeline_is_planned_as_often_as_its_stages_differ():
     assert 1 <= sum("planning stage" in line for line in told) <= 3
 
 
-def test_looks_say_which_candidate_is_planned_exactly(offered, monkeypatch):
+def test_relaxations_say_which_candidate_is_planned_exactly(offered, monkeypatch):
     made = []
     add = Sketches.add
 
@@ -99,7 +99,7 @@ def test_looks_say_which_candidate_is_planned_exactly(offered, monkeypatch):
 
 
 @pytest.mark.slow
-def test_what_a_look_plans_fits(offered):
+def test_what_a_relaxation_plans_fits(offered):
     planned(LARGE, devices=8, nodes=4, memory=150_000)
     pipelines = [plan for plan in offered if plan.num_stages > 1]
     assert len(pipelines) > 1 and all(plan.peak_memory <= 150_000 for plan in pipelines)

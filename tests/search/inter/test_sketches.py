@@ -14,7 +14,7 @@ from autopar.errors import InfeasiblePlanError
 from autopar.search.pipeline import stage, whole_steps
 from autopar.search.pipeline.candidates import Candidate, CuttableStep
 from autopar.search.pipeline.first_pipeline import even_candidates, has_equal_stages, other_even_candidates
-from autopar.search.pipeline.plan_candidate import least_of_looks_s, plan_candidate
+from autopar.search.pipeline.plan_candidate import least_relaxation_s, plan_candidate
 from autopar.search.pipeline.sketches import limit_cost, may_gain, sketch
 from autopar.search.policy import SearchPolicy, SizePolicy
 from autopar.search.several_stages import SeveralStages
@@ -58,7 +58,7 @@ def layered(monkeypatch):
     return replace(searches[0], anytime=None, subproblem=free)
 
 
-def test_a_look_ends_once_its_stages_take_as_long(layered):
+def test_a_sketch_ends_once_its_stages_take_as_long(layered):
     first = next(even_candidates(layered, layered.source))
     assert has_equal_stages(layered.source, first)
     stages = []
@@ -78,7 +78,7 @@ def test_a_look_ends_once_its_stages_take_as_long(layered):
     assert in_time is not None and in_time.step_time == pytest.approx(whole.step_time)
 
 
-def test_stages_are_planned_for_the_schedule_in_which_the_look_is_the_fastest(monkeypatch):
+def test_stages_are_planned_for_the_schedule_in_which_the_sketch_is_the_fastest(monkeypatch):
     tried = []
 
     def noted(step, candidate, *args, **kwargs):
@@ -89,11 +89,11 @@ def test_stages_are_planned_for_the_schedule_in_which_the_look_is_the_fastest(mo
     monkeypatch.setattr("autopar.search.pipeline.sketches.plan_candidate", noted)
     monkeypatch.setattr("autopar.search.pipeline.trials.plan_candidate", noted)
     plan = planned(memory=400_000)
-    look = min((p for c, p in tried if c.shares_plans and isinstance(p, autopar.Plan)), key=lambda p: p.step_time)
+    relaxed = min((p for c, p in tried if c.shares_plans and isinstance(p, autopar.Plan)), key=lambda p: p.step_time)
     exact = next(c for c, _ in tried if not c.shares_plans)
-    assert look.schedule != "1f1b"
-    assert exact.schedule is not None and exact.schedule.name == look.schedule
-    assert plan.step_time <= look.step_time
+    assert relaxed.schedule != "1f1b"
+    assert exact.schedule is not None and exact.schedule.name == relaxed.schedule
+    assert plan.step_time <= relaxed.step_time
 
 
 def test_near_a_first_pipeline_are_other_numbers_of_stages_and_other_meshes(layered):
@@ -108,7 +108,7 @@ def test_near_a_first_pipeline_are_other_numbers_of_stages_and_other_meshes(laye
 def test_the_slowest_stage_waits_for_a_share_of_a_microbatch_of_each_other():
     contents = {1: content_of(4.0, 8.0, 1.0), 3: content_of(8.0, 16.0, 2.0)}
     # Stage 2 is as stage 1; stage 0 is not known.
-    assert least_of_looks_s(contents, (0, 1, 1, 3), 4, 0.5) == pytest.approx(26.0 + 0.5 / 4 * 24.0)
+    assert least_relaxation_s(contents, (0, 1, 1, 3), 4, 0.5) == pytest.approx(26.0 + 0.5 / 4 * 24.0)
 
 
 def at(count, stages=4):
@@ -129,7 +129,7 @@ def test_more_microbatches_gain_the_bubble_and_what_the_limit_costs():
     assert may_gain(with_step(plan, plan.step_time, parts=bound), at(512), 1024, {}, 0.005)
 
 
-def test_fewer_microbatches_are_looked_at_unless_the_bubble_takes_what_they_gain():
+def test_fewer_microbatches_are_relaxed_unless_the_bubble_takes_what_they_gain():
     plan = planned(num_stages=4, num_microbatches=16, schedule="1f1b")
     here, twice = with_step(plan, 10.0), with_step(plan, 10.1)
     assert may_gain(here, at(64), 32, {}, 0.005)

@@ -18,36 +18,36 @@ MESH = LogicalMesh((("x", 2),), ())
 LEFT = SearchPolicy().schedules.bubble_left
 
 
-def _looks(stages: int, *looked: tuple[int, float], is_beyond: bool = False) -> EqualStages:
-    return EqualStages(stages, (MESH,), looked, is_beyond=is_beyond)
+def _equal_stages(stages: int, *estimates: tuple[int, float], is_beyond: bool = False) -> EqualStages:
+    return EqualStages(stages, (MESH,), estimates, is_beyond=is_beyond)
 
 
 @pytest.mark.parametrize("v", [0.0, 0.01, 0.1])
 @pytest.mark.parametrize("stages", [2, 8])
 def test_what_is_left_of_the_bubble_counts_in_every_number_of_microbatches(v: float, stages: int) -> None:
     """Seconds without the bubble are 1 + v m; of one microbatch twice as much of the bubble is left."""
-    looks = _looks(stages, (1, 1 + v), (16, 1 + 16 * v))
+    equal = _equal_stages(stages, (1, 1 + v), (16, 1 + 16 * v))
     others = stages - 1
 
     def seconds(m: int) -> float:
         left = LEFT * (2 - min(1.0, (m - 1) / others))
         return (1 + v * m) * (1 + left * others / m)
 
-    assert [looks.busy_s(m) for m in COUNTS] == pytest.approx([1 + v * m for m in COUNTS])
-    assert looks.least_s(COUNTS, LEFT) == pytest.approx(min(map(seconds, COUNTS)))
-    assert looks.least_s([1], LEFT) == pytest.approx((1 + v) * (1 + 2 * LEFT * others))
+    assert [equal.busy_s(m) for m in COUNTS] == pytest.approx([1 + v * m for m in COUNTS])
+    assert equal.least_s(COUNTS, LEFT) == pytest.approx(min(map(seconds, COUNTS)))
+    assert equal.least_s([1], LEFT) == pytest.approx((1 + v) * (1 + 2 * LEFT * others))
 
 
-def test_one_look_says_that_more_microbatches_gain_the_bubble_alone() -> None:
-    assert _looks(4, (8, 1.0)).least_s(COUNTS, LEFT) == pytest.approx(1 + LEFT * 3 / 64)
+def test_one_relaxation_says_that_more_microbatches_gain_the_bubble_alone() -> None:
+    assert _equal_stages(4, (8, 1.0)).least_s(COUNTS, LEFT) == pytest.approx(1 + LEFT * 3 / 64)
 
 
 def test_stages_on_each_worker_divide_the_bubble() -> None:
-    assert _looks(5, (8, 1.0)).step_s(8) == 1.5
-    assert _looks(5, (8, 1.0)).step_s(8, chunks=2, uneven=1.1) == pytest.approx(1.1 * 1.25)
+    assert _equal_stages(5, (8, 1.0)).step_s(8) == 1.5
+    assert _equal_stages(5, (8, 1.0)).step_s(8, chunks=2, uneven=1.1) == pytest.approx(1.1 * 1.25)
 
 
-def test_a_look_that_takes_too_long_says_so_and_counts_as_what_is_of_use() -> None:
+def test_a_relaxation_that_takes_too_long_says_so_and_counts_as_what_is_of_use() -> None:
     fn, args = mlp.build(abstract=True, layers=8, hidden=32, batch=64)
     function = PureFunction(fn, ParallelOptions(cluster=toy(8)))
     traced, _ = function.plan(function.resolve(args, {})[0])
@@ -59,11 +59,11 @@ def test_a_look_that_takes_too_long_says_so_and_counts_as_what_is_of_use() -> No
     beyond = equal_stages(problem, step, two, 1, least_s)
     assert beyond is not None and beyond.is_beyond and beyond.busy_s(1) == least_s
     both = equal_stages(problem, step, found, 4, 1e9)
-    assert both is not None and [m for m, _ in both.looked] == [1, 4] and both.meshes == found.meshes
+    assert both is not None and [m for m, _ in both.estimates] == [1, 4] and both.meshes == found.meshes
     assert equal_stages(problem, step, two, 3, 1e9) is None, "64 examples are not three equal parts"
 
 
-def test_meshes_of_a_stage_that_are_like_the_mesh_of_one_stage_are_looked_at_too() -> None:
+def test_meshes_of_a_stage_that_are_like_the_mesh_of_one_stage_are_relaxed_too() -> None:
     """Of a perceptron on 512 devices one stage is fastest on (16, 32), and half of it on (16, 16)."""
     fn, args = mlp.build(abstract=True, layers=8, hidden=32, batch=64)
     function = PureFunction(fn, ParallelOptions(cluster=autopar.Cluster.load("t4", nodes=128)))

@@ -30,7 +30,7 @@ def _plan(limit: int | None, width: int) -> Plan | None:
         return None
 
 
-def _looks_always(monkeypatch: pytest.MonkeyPatch) -> None:
+def _relaxes_always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small problems get looks too."""
     for name in ("TINY", "FEW_NODES"):
         monkeypatch.setattr(import_module("autopar.solver.solve"), name, 0)
@@ -39,20 +39,20 @@ def _looks_always(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.few(2)
 @pytest.mark.parametrize("limit", MEMORY)
 @pytest.mark.parametrize("width", [32, 64])
-def test_plans_are_those_without_looks(limit: int | None, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plans_are_those_without_relaxations(limit: int | None, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = _plan(limit, width)
-    _looks_always(monkeypatch)
-    looked, again = _plan(limit, width), _plan(limit, width)
-    assert (plain is None) == (looked is None)
-    if plain is None or looked is None or again is None:
+    _relaxes_always(monkeypatch)
+    relaxed, again = _plan(limit, width), _plan(limit, width)
+    assert (plain is None) == (relaxed is None)
+    if plain is None or relaxed is None or again is None:
         return
-    assert looked.to_json() == again.to_json()
-    assert looked.search.objective == pytest.approx(plain.search.objective, rel=EffortPolicy().sharding_gap)
-    assert looked.search.lower_bound <= looked.step_time
+    assert relaxed.to_json() == again.to_json()
+    assert relaxed.search.objective == pytest.approx(plain.search.objective, rel=EffortPolicy().sharding_gap)
+    assert relaxed.search.lower_bound <= relaxed.step_time
 
 
 def test_some_meshes_are_left_out_by_their_bounds_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    _looks_always(monkeypatch)
+    _relaxes_always(monkeypatch)
     plan = _plan(None, 64)
     assert plan is not None
     assert any("left out" in c.name for c in plan.search.considered)
@@ -60,16 +60,20 @@ def test_some_meshes_are_left_out_by_their_bounds_alone(monkeypatch: pytest.Monk
 
 
 def test_the_sharding_of_a_mesh_is_done_within_a_share_of_the_gap(monkeypatch: pytest.MonkeyPatch) -> None:
-    _looks_always(monkeypatch)
+    _relaxes_always(monkeypatch)
     fn, args = mlp.build(abstract=True, layers=3, hidden=64, batch=16)
     problem = problem_of(fn, args, toy(4), memory_limit_bytes=60_000)
     bounds = []
     for gap in (0.5, 0.01):
         meshes = MeshSearch(replace(problem, policy=SearchPolicy(effort=EffortPolicy(gap=gap))))
         share = EffortPolicy().sharding_share * gap
-        look = meshes.within(meshes.program(meshes.meshes[0]), -float("inf"))
-        assert look is not None and look.found and look.objective - look.lower_bound <= share * look.objective
-        bounds.append(look.lower_bound)
+        relaxed = meshes.within(meshes.program(meshes.meshes[0]), -float("inf"))
+        assert (
+            relaxed is not None
+            and relaxed.found
+            and relaxed.objective - relaxed.lower_bound <= share * relaxed.objective
+        )
+        bounds.append(relaxed.lower_bound)
     assert bounds[0] < bounds[1], "where a step need not be as near to its bound, looks end sooner"
 
 

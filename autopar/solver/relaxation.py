@@ -1,9 +1,9 @@
-"""A first look at a problem: a choice and a bound in milliseconds, before anything is proven.
+"""Lagrangian relaxation of a problem: a choice and a bound in milliseconds, before anything is proven.
 
 Nodes that follow others are taken out (`lagrange.contract`), memory is priced by multipliers, messages bound
 (`lagrange.dual`), and now and then the cheapest choice that an ascent decoded is improved by trees
-(`lagrange.search`). Everything is counted in steps, so that the same problem gives the same answer on any load. What a
-look leaves open is a gap, and `solve` closes it where it is wide enough to matter.
+(`lagrange.search`). Everything is counted in steps, so that the same problem gives the same answer on any load. The
+relaxation leaves a gap, and `solve` closes it where it is wide enough to matter.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from autopar.solver.lagrange.search import Search
 from autopar.solver.problem import ChoiceProblem
 from autopar.solver.solution import Solution, Status
 
-#: Name of the look among solvers.
-LOOK = "look"
+#: Name of the relaxation among solvers.
+RELAXATION = "relaxation"
 
 _STEPS = 400  # of the ascent
 _ROUND = 25  # steps between improvements by trees
 _MOVES = 400  # trees of an improvement
 _LAST = 6  # improvements by other random numbers, of a gap that is left
 _PROGRESS = 0.02  # part of the gap; rounds in which less of it is closed
-_STALLED = 4  # so many of them one after the other end the look, after
+_STALLED = 4  # so many of them one after the other end the ascent, after
 _SURE = 150  # steps where memory has prices: until these are found the bound hardly moves
 
 
-def first_look(
+def solve_relaxed(
     problem: ChoiceProblem, goal: Goal = PROOF, *, start: tuple[int, ...] | None = None, steps: int = _STEPS
 ) -> Solution:
     """A choice and a bound.
@@ -55,7 +55,7 @@ def first_look(
 
     def answer(status: Status, choice: tuple[int, ...], bound: float) -> Solution:
         cost = objective(problem, choice) if status in (Status.OPTIMAL, Status.FEASIBLE) else math.inf
-        return Solution(status, choice, cost, min(bound, cost), time.monotonic() - began, LOOK)
+        return Solution(status, choice, cost, min(bound, cost), time.monotonic() - began, RELAXATION)
 
     contracted = contract(problem)
     if contracted is None or not within(0.0, problem.limit_bytes):

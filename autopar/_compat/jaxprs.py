@@ -90,6 +90,21 @@ def reference_equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
             yield eqn
 
 
+def without_high_types(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """A program whose operators of high-level types, as `jax.remat` may leave one, are those on arrays that `jit` runs.
+
+    Programs with such arguments, constants or results stay as they are, as all do where jax has another way.
+    """
+    from jax._src.interpreters import partial_eval
+
+    lower = getattr(partial_eval, "lower_jaxpr2", None)
+    outside = (*closed.in_avals, *closed.out_avals, *(v.aval for v in closed.jaxpr.constvars))
+    if lower is None or any(getattr(aval, "is_high", False) for aval in outside):
+        return closed
+    low: ClosedJaxpr = lower(closed)
+    return low
+
+
 def discharged(closed: ClosedJaxpr) -> ClosedJaxpr:
     """A program without the references that it makes: loops carry their values, branches return them.
 

@@ -121,6 +121,13 @@ class Compiled(CallInfo):
         signature = self.traced.signature
         options = replace(self.signature_options, static_numbers=signature.static_numbers)
         given, leaves = flatten_call(self.function, *signature.with_static(args, kwargs), options)
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            error = AutoparError(
+                f"{self.traced.graph.name} is compiled, and jax cannot transform it",
+                cause="a call inside of jit, grad, vmap or the body of a loop",
+                remedy="call the decorated function itself there",
+            )
+            raise as_kind(error, TypeError)
         if not signature.takes(given):
             error = AutoparError(
                 f"{self.traced.graph.name} was compiled for other arguments",

@@ -222,6 +222,9 @@ def _value_error(fact: str, *, remedy: str) -> AutoparError:
     return as_kind(AutoparError(fact, remedy=remedy), ValueError)
 
 
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
+
+
 def check_names(fn: Callable[..., Any], options: ParallelOptions) -> None:
     """Raises AutoparError where an option names an argument that ``fn`` does not have."""
     try:
@@ -239,6 +242,12 @@ def check_names(fn: Callable[..., Any], options: ParallelOptions) -> None:
         )
     for option in ("static", "donate"):
         given = getattr(options, f"{option}_argnames")
+        by_position = [p.name for p in parameters if p.kind in _BY_POSITION and p.name in given]
+        if by_position:
+            raise _value_error(
+                f"{option}_argnames has {', '.join(map(repr, by_position))}, which no call gives by name",
+                remedy=f"name its position in {option}_argnums",
+            )
         unknown = sorted(set(given) - set(names))
         if unknown and inspect.Parameter.VAR_KEYWORD not in kinds:
             raise _value_error(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -48,6 +49,8 @@ class ParallelFunction(Generic[_P, _R]):
         self._module_free: Any = None
         self._saving = Saving()
         functools.update_wrapper(self, fn, updated=())
+        # Further attributes of the function, as a jitted one has them.
+        vars(self).update((k, v) for k, v in getattr(fn, "__dict__", {}).items() if not hasattr(self, k))
 
     @property
     def function(self) -> Callable[_P, _R]:
@@ -442,10 +445,11 @@ class BoundFunction:
 
 
 def check_callable(fn: Any) -> None:
-    """Raises AutoparError unless ``fn`` can be called."""
-    if not callable(fn):
+    """Raises AutoparError unless ``fn`` can be called and gives its result at once."""
+    is_generator = inspect.isgeneratorfunction(fn)
+    if not callable(fn) or is_generator:
         error = AutoparError(
-            f"parallelize takes a function, not {type(fn).__name__}",
+            f"parallelize takes a function, not {'a generator function' if is_generator else type(fn).__name__}",
             remedy="@autopar.parallelize above a function, or autopar.parallelize(fn, ...)",
         )
         raise as_kind(error, TypeError)

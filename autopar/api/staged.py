@@ -12,7 +12,7 @@ from jax.extend.core import ClosedJaxpr
 from autopar.api.compiled import CallInfo, Compiled
 from autopar.api.pure import PureFunction
 from autopar.api.user_mesh import as_traced
-from autopar.errors import AutoparError, ClusterError
+from autopar.errors import AutoparError, ClusterError, TraceError
 from autopar.frontend import CallSignature, Traced
 from autopar.ir import Graph
 from autopar.lower.pipeline.build import lower_pipeline
@@ -65,13 +65,23 @@ class TracedCall(CallInfo):
         with as_traced(self.signature):
             return self.pure.plan(self.signature)[1]
 
-    def lower(self, *, lowering_platforms: Sequence[str] | None = None) -> LoweredCall:
+    def lower(self, *, lowering_platforms: Sequence[str] | None = None, **of_jax: Any) -> LoweredCall:
         """Plans the function. Errors are those of `ParallelFunction.plan`.
 
         Args:
             lowering_platforms: jax's names of the platforms that programs are lowered for, as "tpu"; None for that of
                 the devices. Programs for other platforms can be read here, not run.
+            of_jax: options that `jax.export` gives to functions of `jax.jit`.
+
+        Raises:
+            TraceError: the call has options of `jax.export`.
         """
+        if of_jax:
+            raise TraceError(
+                f"{self.fun_name} runs by a plan, which jax.export does not write",
+                cause="jax.export.export of a decorated function",
+                remedy="export the function without a plan: jax.export.export(jax.jit(step))",
+            )
         self.plan()
         platforms = None if lowering_platforms is None else tuple(lowering_platforms)
         return LoweredCall(self.pure, self.signature, platforms)

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.export import is_symbolic_dim
 
 from autopar._compat.context import trace_context
 from autopar.errors import TraceError
@@ -222,7 +223,17 @@ def context_mesh() -> Any:
 
 
 def leaf_entry(leaf: Any, static_numbers: bool) -> Any:
-    """Entry of a leaf in the signature: ``(shape, dtype, weak_type)``, or a static value."""
+    """Entry of a leaf in the signature: ``(shape, dtype, weak_type)``, or a static value.
+
+    Raises:
+        TraceError: a dim of the leaf has no number of elements, as those of `jax.export.symbolic_shape`.
+    """
+    if isinstance(leaf, jax.ShapeDtypeStruct) and any(map(is_symbolic_dim, leaf.shape)):
+        raise TraceError(
+            f"an argument has the symbolic shape {leaf.shape}",
+            cause="dims of jax.export.symbolic_shape stand for any number of elements; a plan is for one",
+            remedy="give numbers, or export the function without a plan: jax.export.export(jax.jit(step))",
+        )
     if isinstance(leaf, _TYPED):
         return (leaf.shape, leaf.dtype, bool(getattr(leaf, "weak_type", False)))
     if isinstance(leaf, _NUMPY):
@@ -244,6 +255,8 @@ def leaf_entry(leaf: Any, static_numbers: bool) -> Any:
             )
             raise as_kind(refusal, OverflowError) from error
         return (aval.shape, aval.dtype, bool(aval.weak_type))
+    if hasattr(type(leaf), "__jax_array__"):
+        jax.typeof(leaf)  # raises jax's own error: such an object is converted before it is an argument
     return _static(leaf)
 
 

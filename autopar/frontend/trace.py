@@ -21,7 +21,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.extend.core import Literal as JaxLiteral
 
-from autopar._compat.jaxprs import discharged, is_ref, own_constant, reference_equations, uses_refs
+from autopar._compat.jaxprs import discharged, is_ref, own_constant, reference_equations, uses_refs, without_high_types
 from autopar._compat.source import source_line
 from autopar.errors import AutoparError, TraceError
 from autopar.errors.base import as_kind
@@ -39,6 +39,17 @@ _CONCRETE = ("concrete values", "must be static integers", "Non-hashable static 
 _UNTRACEABLE = ("not a valid JAX type", *_CONCRETE)
 # Python's own errors name the type that a value has while tracing. They may be the user's, and pass as they are.
 _WANTS_VALUES = ("Tracer", *_CONCRETE)
+# Causes and remedies of errors of tracing.
+_NEEDS_VALUE = (
+    "Python code that needs the value of an array (if, while, int(), numpy) while jax traces the function",
+    "use jax.lax.cond, jax.lax.while_loop or jnp.where, or name the argument in static_argnums",
+)
+_ESCAPED = (
+    "a value of one trace is kept in a global, a closure or an attribute, and another trace reads it",
+    "return the value, and pass it as an argument; attributes take numpy arrays",
+)
+# Lines of jax's messages that name the trace that `make_jaxpr` began, or lead to jax's documentation.
+_OF_JAX_TRACE = ("The error occurred while tracing the function", "See https://")
 _NOTES: ContextVar[dict[str, None] | None] = ContextVar("autopar_nested", default=None)
 
 
@@ -134,6 +145,12 @@ class _FlatCall:
                 cause="a reference of jax.new_ref, or one among the arguments, is part of the result",
                 remedy="return what it holds, ref[...] or jax.freeze(ref)",
             )
+        if any(isinstance(x, jax.core.Tracer) and not isinstance(x, jax.Array) for _, x in with_paths):
+            raise TraceError(
+                f"{callable_name(self.fn)} returns a token or another value that is no array",
+                cause="a token of jax.lax.create_token, which orders effects, is part of the result",
+                remedy="return arrays",
+            )
         # Gradients of integers hold no data: they are the same in every call.
         with_paths = [(path, np.zeros(x.shape, x.dtype) if _holds_nothing(x) else x) for path, x in with_paths]
         self.out_static = tuple((i, leaf) for i, (_, leaf) in enumerate(with_paths) if not self._is_array(leaf))
@@ -161,6 +178,8 @@ def _jaxpr(fn: Callable[..., Any], call: _FlatCall, signature: CallSignature) ->
             remedy="return the value from that function, and pass it as an argument",
         )
         raise as_kind(refusal, jax.errors.UnexpectedTracerError)
+    if getattr(closed.jaxpr, "is_high", False):
+        closed = without_high_types(closed)
     if getattr(closed.jaxpr, "is_high", False):
         raise _high_level(fn, closed.jaxpr)
     return with_copies(_without_refs(fn, closed) if uses_refs(closed) else closed)
@@ -283,15 +302,20 @@ def needs_values(error: BaseException | None) -> bool:
 
 
 def _trace_error(fn: Callable[..., Any], error: Exception) -> AutoparError:
-    name = callable_name(fn)
-    first = str(error).strip().split("\n")[0]
+    cause, remedy = _NEEDS_VALUE if not isinstance(error, jax.errors.UnexpectedTracerError) else _ESCAPED
     refusal = TraceError(
-        f"{name} cannot be traced: {type(error).__name__}: {first}",
-        cause="Python code that needs the value of an array (if, while, int(), numpy) while jax traces the function",
-        remedy="use jax.lax.cond, jax.lax.while_loop or jnp.where, or name the argument in static_argnums",
+        f"{callable_name(fn)} cannot be traced: {type(error).__name__}: {_in_jax_words(error)}",
+        cause=cause,
+        remedy=remedy,
         source=user_frame(error) or None,
     )
     return as_kind(refusal, type(error))
+
+
+def _in_jax_words(error: Exception) -> str:
+    """The message of an error of jax, without its lines on jax's own trace and its link."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    return "\n  ".join(line for line in lines if line and not line.startswith(_OF_JAX_TRACE))
 
 
 @contextmanager

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -38,6 +40,81 @@ def test_a_function_that_cannot_be_traced_names_the_line(fn):
     with pytest.raises(autopar.TraceError, match=r"at: test_errors.py:\d+") as caught:
         parallelize(fn)(jnp.ones(8))
     assert "remedy" in str(caught.value)
+
+
+def _with_an_attribute_that_jax_traces(x):
+    kept = jax.lax.composite(lambda x, **_: jnp.sin(x), "my.sine")
+    return kept(x, table=jnp.zeros(2))
+
+
+@pytest.mark.parametrize(
+    ("fn", "words"),
+    [
+        (lambda x: x.tolist(), "The tolist() method was called on traced array"),
+        (lambda x: jnp.zeros(x), "Shapes must be 1D sequences of concrete values of integer type"),
+        (lambda x: jnp.ravel_multi_index((x.astype(int),), (9,)), "Use mode='wrap' or mode='clip' instead."),
+        (_with_an_attribute_that_jax_traces, "If you are passing jax arrays as attributes, use numpy arrays instead."),
+    ],
+)
+def test_errors_of_tracing_have_the_words_and_the_type_of_jax(fn, words):
+    with pytest.raises(Exception, match=re.escape(words)) as of_jit:
+        jax.jit(fn)(jnp.ones(8))
+    with pytest.raises(autopar.TraceError, match=re.escape(words)) as caught:
+        parallelize(fn)(jnp.ones(8))
+    assert isinstance(caught.value, of_jit.type)
+    assert "make_jaxpr" not in str(caught.value) and "See https" not in str(caught.value)
+
+
+def test_symbolic_shapes_and_exports_are_told_to_go_without_a_plan():
+    step = parallelize(lambda x: x + 1)
+    symbolic = jax.ShapeDtypeStruct(jax.export.symbolic_shape("a"), jnp.float32)
+    with pytest.raises(autopar.TraceError, match="symbolic shape"):
+        step.trace(symbolic)
+    with pytest.raises(autopar.TraceError, match=r"jax\.export does not write"):
+        jax.export.export(step)(jax.ShapeDtypeStruct((8,), jnp.float32))
+    exported = jax.export.export(jax.jit(step))(symbolic)
+    assert exported.call(jnp.ones(5)).shape == (5,)
+
+
+def _by_position(a, /, *args, **kwargs):
+    return a
+
+
+def _generates(x):
+    yield x
+
+
+class _Convertible:
+    def __jax_array__(self):
+        return jnp.arange(8)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda decorate: decorate(_by_position, static_argnames="a"),
+        lambda decorate: decorate(_by_position, donate_argnames=("b", "args")),
+        lambda decorate: decorate(_generates),
+        lambda decorate: decorate(lambda x: x)(_Convertible()),
+        lambda decorate: jax.vmap(decorate(lambda x: x + 4).lower(1.0).compile())(jnp.ones(3)),
+        lambda decorate: jax.jit(decorate(lambda x: x + 4).lower(1.0).compile())(1.0),
+    ],
+)
+def test_what_jit_refuses_is_refused_with_its_type(wrong):
+    with pytest.raises((TypeError, ValueError)) as of_jit:
+        wrong(jax.jit)
+    with pytest.raises(of_jit.type) as caught:
+        wrong(parallelize)
+    assert not isinstance(caught.value, jax.errors.JAXTypeError)
+
+
+def test_attributes_of_the_function_are_those_of_the_decorated_one():
+    def step(x):
+        return x
+
+    step.version, step.plan = 4, "not the method"
+    assert parallelize(step).version == 4
+    assert callable(parallelize(step).plan)
 
 
 def test_the_users_own_error_is_passed_on():

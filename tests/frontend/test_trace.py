@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax._src.config import remat3
 
 from autopar.errors import TraceError
 from autopar.frontend import SignatureOptions, flatten_call, trace
@@ -36,6 +37,18 @@ def test_remat_keeps_a_barrier_where_it_is_differentiated() -> None:
     assert "optimization_barrier" not in primitives(traced(block, X))
     free = jax.checkpoint(lambda x: jnp.sin(jnp.sin(x)), prevent_cse=False)
     assert "optimization_barrier" not in primitives(traced(jax.grad(lambda x: free(x).sum()), X))
+
+
+def test_remat_in_jaxs_newer_form_is_lowered_to_arrays() -> None:
+    with remat3(True):
+        block = jax.checkpoint(lambda x: jnp.sin(jnp.cos(x)))
+        assert jax.make_jaxpr(block)(X).jaxpr.is_high
+        assert primitives(traced(block, X)) == ["cos", "sin"]
+
+
+def test_tokens_among_the_results_are_an_error() -> None:
+    with pytest.raises(TraceError, match="returns a token"):
+        traced(jax.lax.create_token, X)
 
 
 def test_loops_and_branches_keep_regions() -> None:

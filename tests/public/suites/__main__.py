@@ -62,6 +62,26 @@ SUITES = {
     "jax": Suite("jax", "tests", False, "*_test.py"),
 }
 
+_COMPOSITE = "looks in the program's text for a composite by its operand, which has another name inside of shard_map"
+_OWN_DTYPE = "a dtype of private classes of jax, whose values the test puts on one device alone: a TraceError"
+_NUMBER = "wants an error of jit for a Python number whose value is needed; it is a constant of the program here"
+_PLACE = "wants the result on the devices that the function names; it lies on those of the plan"
+_DISPATCH = "counts or reads caches, traces, transfers, logs or texts of jax's own dispatch"
+_STATIC = "wants an error of jit for a leaf that is no array; it is a static value here"
+_WORDS = "wants other words of an error that has jit's type"
+_LENIENT = "wants an error of jit where autopar runs"
+
+
+def _jax_tests(file: str, reasons: dict[str, str]) -> dict[str, str]:
+    """By test of jax the reason.
+
+    Args:
+        file: of the tests.
+        reasons: by "CLASS::TEST" the reason.
+    """
+    return {f"jax_tests/{file}::{test}": reason for test, reason in reasons.items()}
+
+
 #: By test that fails under autopar alone the reason.
 EXPLAINED: dict[str, str] = {
     "chex/_src/asserts_internal_test.py::IsTraceableTest::test_is_traceable__with_jit": "reads the name of jit's type",
@@ -94,6 +114,124 @@ EXPLAINED: dict[str, str] = {
     "equinox_tests/test_debug.py::test_backward_nan": "ordered effects are on one device, as docs/errors.md says",
     "optax/transforms/_accumulation_test.py::AccumulationTest::test_multi_steps": (
         "compares to the bit a loss, in float32, of parameters that lie split with one of parameters that do not"
+    ),
+    **_jax_tests(
+        "lax_test.py",
+        {
+            **{
+                f"CompositeTest::test_composite{which}": _COMPOSITE
+                for which in (
+                    "",
+                    "_attribute_dtypes",
+                    "_decorator",
+                    "_with_attributes",
+                    "_with_jit_function",
+                    "_with_non_default_version",
+                    "_with_variadic_input_output",
+                )
+            },
+            **{
+                f"CustomElementTypesTest::test_{which}": _OWN_DTYPE
+                for which in (
+                    *("dynamic_slice", "equality", "gather", "jit_multiple_primitives", "scan_jaxpr", "scan_lowering"),
+                    *(f"scatter{k}" for k in range(4)),
+                    *("select", "slice", "transpose", "vmap"),
+                )
+            },
+            "LaxTest::test_shape_as_value_handles_polymorphic_shapes": "exports symbolic shapes: a TraceError",
+            **{
+                f"LaxTest::testDotAlgorithm{k}": "allows a rounding of float16 for four terms, which are added up split"
+                for k in (4, 6)
+            },
+            "RaggedTest::test_ragged_dot_out_sharding": _PLACE,
+            "RaggedTest::test_ragged_dot_general_out_sharding": _PLACE,
+        },
+    ),
+    **_jax_tests(
+        "lax_numpy_test.py",
+        {
+            **{
+                f"LaxBackedNumpyTests::test{which}": _NUMBER
+                for which in (
+                    *("AbstractionErrorMessage", "ArangeConcretizationError", "C_", "Mgrid", "Ogrid", "R_"),
+                    *("SplitTypeError", "ZerosShapeErrors", "_tri_bug_22751"),
+                )
+            },
+            "LaxBackedNumpyTests::test_zeros_like_with_explicit_device_and_jitted": _PLACE,
+            **{
+                f"LaxBackedNumpyTests::testArrayCopy{k}": "asks for the address of an array that lies split"
+                for k in range(10)
+            },
+        },
+    ),
+    **_jax_tests("nn_test.py", {"NNFunctionsTest::testOneHotConcretizationError": _NUMBER}),
+    **_jax_tests(
+        "api_test.py",
+        {
+            **{
+                test: reason
+                for reason, tests in {
+                    _NUMBER: (
+                        *("APITest::test_abstract_error_message", "APITest::test_cast_int", "APITest::test_casts"),
+                        *("APITest::test_list_index_err", "APITest::test_no_double_dots_in_error_message"),
+                        *("APITest::test_range_err", "APITest::test_switch_value_jit"),
+                    ),
+                    _STATIC: (
+                        *("APITest::test_bad_input", "APITest::test_returned_non_jaxtype"),
+                        *("JitTest::test_jit_bad_input", "JitTest::test_trivial_computations_with_tokens"),
+                    ),
+                    _WORDS: (
+                        *("APITest::test_escaped_tracer_omnistaging", "JitTest::test_jit_of_noncallable"),
+                        "JitTest::test_intersecting_static_and_donate_argnames",
+                        "JitTest::test_jit_lower_compile_arg_type_mismatch",
+                        "JitTest::test_jit_lower_compile_in_tree_mismatch",
+                        "JitTest::test_jit_lower_compile_trivial_in_tree_mismatch",
+                        "JitTest::test_jit_lower_compile_vmap",
+                        "JitTest::test_jit_of_generator",
+                        "JitTest::test_static_argnum_on_static_method_is_not_supported",
+                        "JitTest::test_cpp_jit_raises_on_non_hashable_static_argnum",
+                        "JitTest::test_jit_raises_on_first_invocation_on_non_hashable_static_argnum",
+                    ),
+                    _LENIENT: (
+                        *("JitTest::test_double_donation", "JitTest::test_jit_of_nonweakreferenceable_function"),
+                        *(
+                            "JitTest::test_staticmethod_is_not_supported",
+                            "JitTest::test_donate_argnames_signature_fail",
+                        ),
+                    ),
+                    _DISPATCH: (
+                        *("JitTest::test_cache_key_defaults", "JitTest::test_jit_global_cache"),
+                        *("JitTest::test_jit_lower_no_pruning", "JitTest::test_jit_replica_attributes"),
+                        *("JitTest::test_jit_repr", "JitTest::test_jit_repr_errors"),
+                        *(f"JitTest::test_jit_with_pruned_args{k}" for k in range(3)),
+                        *("JitTest::test_pe_close_jaxpr_cache_leak", "JitTest::test_static_args_equality"),
+                        *("APITest::test_clear_cache", "APITest::test_eval_shape_trace_cache_share"),
+                        *("APITest::test_inner_jit_function_retracing", "APITest::test_user_trace_context_hooks"),
+                        "APITest::test_internal_device_put_with_device",
+                        *(
+                            f"APITest::test_cache_miss_explanations_{which}"
+                            for which in (
+                                *("first_miss", "new_function_in_loop", "other_dtype", "other_in_tree", "other_shape"),
+                                *("other_tracing_config", "other_weak_type"),
+                            )
+                        ),
+                    ),
+                    _PLACE: ("JitTest::test_jit_default_platform", "JitTest::test_trivial_computations"),
+                    "arrays that a function closes over are freed by the collector": (
+                        "JitTest::test_jit_reference_dropping",
+                    ),
+                    "positions and names of static arguments that are both given are one set": (
+                        "JitTest::test_jit_with_mismatched_static_argnames",
+                    ),
+                    "returns a token: a TraceError": ("APITest::test_jit_returning_token",),
+                }.items()
+                for test in tests
+            },
+        },
+    ),
+    **_jax_tests(
+        "random_test.py",
+        {f"KeyArrayTest::test_cpp_dispatch_{which}": _DISPATCH for which in ("normal", "split")},
     ),
 }
 

@@ -26,8 +26,8 @@ from autopar.cluster import Device, LinkSpec, NodeGroup
 _SHARED = ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames")
 #: Options that change nothing in the result, and are left out.
 _WITHOUT_EFFECT = ("inline", "keep_unused")
-#: Modules of jax that its own tests call functions by.
-_TESTS_OF_JAX = ("jax._src.test_util",)
+#: Module of jax that its own tests call functions by.
+_TESTS_OF_JAX = "jax._src.test_util"
 
 
 def slow_devices(count: int) -> Cluster:
@@ -52,7 +52,7 @@ class Counts:
     def jit(self, fun: Any = None, /, **options: Any) -> Any:
         """Stands for `jax.jit`, but for jax and autopar themselves."""
         caller = str(sys._getframe(1).f_globals.get("__name__", ""))
-        if caller.partition(".")[0] in ("jax", "autopar") and caller not in _TESTS_OF_JAX:
+        if caller.partition(".")[0] in ("jax", "autopar") and caller != _TESTS_OF_JAX:
             return self._plain_jit(fun, **options) if fun is not None else self._plain_jit(**options)
         if fun is None:
             return functools.partial(self.jit, **options)
@@ -77,9 +77,9 @@ class _Counted:
         self._step, self._counts = step, counts
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("lower", "trace", "eval_shape", "clear_cache"):
-            return getattr(self._step, name)
-        raise AttributeError(name)
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._step, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         step, counts = self._step, self._counts
@@ -104,6 +104,15 @@ _EACH = 20
 if os.environ.get("AUTOPAR_SUITE") == "autopar":
     autopar.parallelize  # noqa: B018 (its modules are imported before)
     jax.jit = _COUNTS.jit  # type: ignore[assignment]
+
+
+def pytest_collection_finish() -> None:
+    """Puts autopar into the helpers of jax's own tests, as `_CompileAndCheck`, which have jit by another name."""
+    helpers = sys.modules.get(_TESTS_OF_JAX)
+    if helpers is not None and os.environ.get("AUTOPAR_SUITE") == "autopar":
+        api = types.ModuleType("api")
+        vars(api).update(vars(helpers.api), jit=_COUNTS.jit)
+        vars(helpers)["api"] = api
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -69,11 +69,11 @@ from autopar.runtime.ray.cluster import RayCluster
 from autopar.runtime.ray.program import load_remote
 from autopar.schedule.without_flush.schedules import check_flush, flushes, updates_stagewise
 from autopar.search import Job, Problem, Reporting, Strategy, Subproblem, strategy_named
-from autopar.search.again import SearchedAgain
 from autopar.search.cache import PlanCache, plan_cache
 from autopar.search.clock import Clock
 from autopar.search.compare import Budgeted
 from autopar.search.compiled_plans import Planned, build_within
+from autopar.search.counterfactuals import SearchedCounterfactuals
 from autopar.search.decision import asks_for_branches
 from autopar.search.garbage import rare_collections
 from autopar.search.planner import Planner
@@ -204,7 +204,7 @@ class PureFunction:
                 traced, plan = search(signature, self.options.memory_limit_bytes)
                 plan = with_prices(self.options, self._like, signature, plan)
         searched = partial(self.searched, self._traced[signature], self.options.memory_limit_bytes)
-        again = None if self.options.plan is not None else SearchedAgain(searched, plan.content)
+        again = None if self.options.plan is not None else SearchedCounterfactuals(searched, plan.content)
         details = with_operators(plan.details, traced.graph)
         plan = replace(plan, input_tree=input_tree(traced), details=details, again=again)
         plan = plan.after((*traced.phases, *clock.phases()))

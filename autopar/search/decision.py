@@ -1,7 +1,7 @@
 """`Decision`: the regions of the whole decision, and how each is expanded by the loop (`autopar.search.loop`).
 
     one stage        relaxations of its meshes without a limit: its plan where memory is ample, else microbatches,
-                     recomputation and the host (`autopar.search.single_stage`)
+                     recomputation and the host (`autopar.search.one_stage`)
     pipelines        numbers of stages, each by the work of its stages, then by the whole step on the devices of one of
                      them, then planned (`autopar.search.pipeline.search`); where stages are whole nodes by
                      microbatches too
@@ -38,6 +38,7 @@ from autopar.search.bound import Freedom, bound_s
 from autopar.search.cache import PlanCache
 from autopar.search.loop import Expansion, Known, OpenRegion, Relaxation
 from autopar.search.mesh_bounds import MemoryNotAmpleError
+from autopar.search.one_stage import OneStagePlanner, is_best_of_one_stage
 from autopar.search.outcome import Bounded, LeftOut, Outcome
 from autopar.search.pipeline.branches import has_branches
 from autopar.search.pipeline.candidates import schedule_of, trains
@@ -53,7 +54,6 @@ from autopar.search.pipeline.whole_steps import WHOLE_STEP, EqualStages, counts_
 from autopar.search.problem import Problem
 from autopar.search.registry import Strategy, cuts_stages, names_one_stage
 from autopar.search.several_stages import SeveralStages
-from autopar.search.single_stage import OneStagePlanner, is_best_of_one_stage
 from autopar.search.source import StepSource
 from autopar.search.sure_work import sure_works
 from autopar.search.techniques import block_scores, stage_block_scores

@@ -9,10 +9,11 @@ from functools import partial
 import msgspec
 
 from autopar.errors import InfeasiblePlanError
+from autopar.ir import Graph
+from autopar.ir.analysis import unread_effects
 from autopar.plan import Plan
 from autopar.search.anytime import Converted
 from autopar.search.cache import PlanCache, cached, cached_with_branches, cached_with_stages
-from autopar.search.notes import left_out
 from autopar.search.outcome import Bounded
 from autopar.search.pipeline.first_pipeline import first_pipeline
 from autopar.search.pipeline.search_space import is_large, stages_of_whole_nodes
@@ -95,8 +96,17 @@ class SeveralStages:
         plan = search(whole)
         if isinstance(plan, Bounded):
             return plan
-        if note := left_out(layered.graph):
+        if note := _left_out(layered.graph):
             plan = replace(plan, content=msgspec.structs.replace(plan.content, notes=(*plan.content.notes, note)))
         if problem.request.token_slices is not None:
             plan = in_slices(whole, layered.graph, plan, problem.request.token_slices)
         return layered.of_step(plan)
+
+
+def _left_out(graph: Graph) -> str:
+    """Operators that stages do not run, as text; "" where they run all."""
+    unread = unread_effects(graph)
+    if not unread:
+        return ""
+    lines = ", ".join(dict.fromkeys(op.source or op.id for op in unread))
+    return f"stages run what outputs need, no print or callback without a result ({lines}): num_stages=1 runs them"

@@ -17,7 +17,7 @@ from autopar.plan.form import TECHNIQUES as NAMED
 from autopar.search import Problem
 from autopar.search.alpa import alpa
 from autopar.search.job import Job, Request
-from autopar.search.single_stage import problem_in_form
+from autopar.search.one_stage import problem_in_form
 from autopar.search.techniques import TECHNIQUES, Asked
 from autopar.sharding.padding import candidates
 from examples import gpt

@@ -11,6 +11,7 @@ import pytest
 
 import autopar
 from autopar.errors import InfeasiblePlanError
+from autopar.search.one_stage import OneStagePlanner
 from autopar.search.pipeline import stage, whole_steps
 from autopar.search.pipeline.candidates import Candidate, CuttableStep
 from autopar.search.pipeline.first_pipeline import even_candidates, has_equal_stages, other_even_candidates
@@ -18,7 +19,6 @@ from autopar.search.pipeline.plan_candidate import least_relaxation_s, plan_cand
 from autopar.search.pipeline.sketches import limit_cost, may_gain, sketch
 from autopar.search.policy import SearchPolicy, SizePolicy
 from autopar.search.several_stages import SeveralStages
-from autopar.search.single_stage import OneStagePlanner
 from autopar.search.store import Store
 from examples import mlp
 from tests.search.inter.test_busy import content_of

@@ -1,4 +1,4 @@
-"""`SearchedAgain`: what a search answers later about a plan that it made."""
+"""`SearchedCounterfactuals`: answers of a search about a plan that it made, if one choice is ruled out."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from autopar.plan.counterfactuals import ALTERNATIVE
 from autopar.plan.text import bytes_text
 from autopar.search.intra import extract
 from autopar.search.mesh_search import MeshSearch, with_allowed
+from autopar.search.one_stage import OneStagePlanner, problem_in_form
 from autopar.search.outcome import within_reach
 from autopar.search.problem import Problem
 from autopar.search.registry import strategy_named
-from autopar.search.single_stage import OneStagePlanner, problem_in_form
 from autopar.search.source import StepSource
 
 #: Plans that people write by hand, against which a plan is shown.
@@ -25,7 +25,7 @@ ALTERNATIVES = ("data-parallel", "zero1", "zero2", "zero3", "megatron", "fsdp-tp
 
 
 @dataclass(frozen=True, eq=False)
-class SearchedAgain:
+class SearchedCounterfactuals:
     """See `autopar.plan.counterfactuals.Counterfactuals`. Each question is planned once, for one stage.
 
     Args:

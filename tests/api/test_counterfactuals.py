@@ -13,7 +13,7 @@ import autopar
 from autopar.errors import InfeasiblePlanError
 from autopar.plan import Plan
 from autopar.report.page import plan_page
-from autopar.search.again import ALTERNATIVES
+from autopar.search.counterfactuals import ALTERNATIVES
 from benchmarks.families import unet
 from benchmarks.family_bytes import CLUSTER as BALANCED
 from examples import gpt

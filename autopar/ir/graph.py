@@ -7,11 +7,15 @@ bodies (scan, while, cond) hold them as regions, each a graph of its own whose n
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from autopar.ir.types import TensorType
+
+#: What a function finds in a graph.
+Fact = TypeVar("Fact")
 
 Attr: TypeAlias = "bool | int | float | str | tuple[Attr, ...] | None"
 
@@ -159,6 +163,22 @@ class Graph:
     def by_id(self) -> dict[str, Operator]:
         """Operators by id."""
         return {op.id: op for op in self.operators}
+
+    @cached_property
+    def _facts(self) -> dict[Callable[[Graph], Any], Any]:
+        """Results of `fact`."""
+        return {}
+
+    def fact(self, find: Callable[[Graph], Fact]) -> Fact:
+        """The result of a function of a graph alone, for this graph; computed once.
+
+        Args:
+            find: a function of a module, whose result nobody changes.
+        """
+        if find not in self._facts:
+            self._facts[find] = find(self)
+        fact: Fact = self._facts[find]
+        return fact
 
     def type_of(self, operand: Operand) -> TensorType:
         """Type of a value or a literal."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from autopar.errors import TraceError
 
@@ -71,30 +71,27 @@ def is_float(dtype: str) -> bool:
 class TensorType:
     """Shape (elements by dim) and dtype (jaxpr name, as ``bf16``) of a value.
 
+    Its ``size``, the number of elements, and ``nbytes``, the bytes of the whole tensor, are computed once: a statement
+    of a problem reads them a hundred times for each operator.
+
     Raises:
         TraceError: no size is known for the dtype.
     """
 
     shape: tuple[int, ...]
     dtype: str
+    size: int = field(init=False, repr=False, compare=False)
+    nbytes: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        item_bytes(self.dtype)
+        size = math.prod(self.shape)
+        object.__setattr__(self, "size", size)
+        object.__setattr__(self, "nbytes", math.ceil(size * item_bytes(self.dtype)))
 
     @property
     def rank(self) -> int:
         """Number of dims."""
         return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return math.prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the whole tensor."""
-        return math.ceil(self.size * item_bytes(self.dtype))
 
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"

@@ -196,9 +196,11 @@ def _cores(around: _Around) -> Collection[str]:
     """Operators of attention that one kernel, or blocks, may spare."""
     ids: set[str] = set()
     if around.cost.knows_kernels and around.cost.stack.fused_attention:
-        ids |= attention_cores(around.graph).keys()
+        ids |= around.graph.fact(attention_cores).keys()
     if around.block_scores:
-        ids = ids.union(attention_cores(around.graph), *(c.inside for c in find(around.graph, around.block_scores)))
+        ids = ids.union(
+            around.graph.fact(attention_cores), *(c.inside for c in find(around.graph, around.block_scores))
+        )
     return ids
 
 

@@ -51,6 +51,41 @@ def test_the_search_finds_towers_of_large_matrices_and_few_examples():
     assert free.step_time < planned(towers, cluster, num_stages=1).step_time
 
 
+def test_branches_whose_sends_take_longer_than_the_plan_at_hand_are_not_planned(monkeypatch):
+    """What two towers of many examples send over a slow link takes longer than one stage."""
+    planned_counts, plan_candidate = list[int](), trials.plan_candidate
+
+    def recorded(step, candidate, *args):
+        if candidate.schedule is not None and candidate.schedule.name == "branches":
+            planned_counts.append(candidate.count)
+        return plan_candidate(step, candidate, *args)
+
+    monkeypatch.setattr(trials, "plan_candidate", recorded)
+    towers, cluster = replace(TRUNK, width=128, batch=1024), toy(2, bandwidth=1e8, latency_s=1e-5)
+    free = planned(towers, cluster)
+    rows = [row for row in free.search.trail if row.form == "branches"]
+    assert not planned_counts and [row.outcome for row in rows] == ["bounded"]
+    asked = planned(towers, cluster, schedule="branches")
+    assert planned_counts and free.step_time <= rows[0].least_s <= 1.01 * asked.step_time
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_estimates_of_branches_are_below_their_plans(monkeypatch, number):
+    """Stages share their work without a loss, so that plans take longer."""
+    below, plan_candidate = [], trials.plan_candidate
+
+    def recorded(step, candidate, *args):
+        plan = plan_candidate(step, candidate, *args)
+        if isinstance(plan, autopar.Plan):
+            below.append(candidate.estimate_s <= 1.01 * plan.step_time)
+        return plan
+
+    monkeypatch.setattr(trials, "plan_candidate", recorded)
+    towers = replace(drawn(number), width=64, batch=8)
+    planned(towers, toy(2, latency_s=1e-5, bandwidth=(1e8, 1e9, 1e10)[number % 3]), schedule="branches")
+    assert below and all(below)
+
+
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("towers", "counts"), [(SKEWED, [1]), (TRUNK, [1, 2])])
 def test_more_microbatches_are_planned_where_workers_that_join_branches_may_gain(monkeypatch, towers, counts):

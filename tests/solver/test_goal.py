@@ -131,7 +131,7 @@ def test_a_large_program_is_left_out_where_little_could_be_won(monkeypatch: pyte
         exact = solve_bounded(problem, asked, goal=goal)
         with monkeypatch.context() as changed:
             changed.setattr(SOLVE, "WIDE_GAP", math.inf)
-            changed.setattr(SOLVE, "_NEAR_COLUMNS", 0)
+            changed.setattr(SOLVE, "_FEW_COLUMNS", 0)
             near = solve_bounded(problem, spared, goal=goal)
         if asked.calls and not spared.calls:
             left_out += 1
@@ -151,7 +151,7 @@ def test_a_wide_program_without_memory_rows_ends_with_an_honest_gap(monkeypatch:
     exact = solve_bounded(problem, asked, most_entries=1, goal=goal)
     assert exact.status is Status.OPTIMAL and asked.calls
     with monkeypatch.context() as changed:
-        changed.setattr(SOLVE, "_FREE_COLUMNS", 0)
+        changed.setattr(SOLVE, "_FEW_COLUMNS", 0)
         ended = solve_bounded(problem, spared, most_entries=1, goal=goal)
     assert ended.status is Status.FEASIBLE and not spared.calls
     assert ended.lower_bound <= exact.objective + 1e-9 and ended.objective >= exact.objective - 1e-9

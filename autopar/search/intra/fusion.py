@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from autopar.cluster import Cluster
 from autopar.ir import Graph, Operator, TensorType
@@ -96,6 +97,29 @@ class JoinedKernels:
         return [values[key].type for key in times if not joins or self.begins.get(key) != begin]
 
 
+@dataclass(frozen=True)
+class StoredTypes:
+    """Values in memory that results are computed from.
+
+    Args:
+        keys: of the values, sorted.
+        types: by key.
+    """
+
+    keys: tuple[str, ...]
+    types: tuple[TensorType, ...]
+
+    @cached_property
+    def items(self) -> tuple[tuple[str, TensorType], ...]:
+        """Both."""
+        return tuple(zip(self.keys, self.types, strict=True))
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of all of them."""
+        return sum(t.nbytes for t in self.types)
+
+
 @dataclass
 class UpdateStreams:
     """Values that kernels of the update have read and made so far.
@@ -106,20 +130,17 @@ class UpdateStreams:
 
     there: set[str] = field(default_factory=set)
 
-    def read(
-        self, op: Operator, stored: Iterable[str], values: Mapping[str, ValueDraft], transient: bool
-    ) -> list[TensorType]:
+    def read(self, op: Operator, stored: StoredTypes, transient: bool) -> list[TensorType]:
         """Types of the values in memory that a kernel of the update reads first, of those that it needs.
 
         Args:
             op: the operator that it ends in.
-            stored: keys of the values in memory that its operands are computed from.
-            values: all values.
+            stored: values in memory that its operands are computed from.
             transient: the operator is part of the kernels that read it: these read for it.
         """
         size = max((v.type.size for v in op.results), default=0)
-        types = [(key, values[key].type) for key in sorted(stored)]
-        fresh = [(key, type) for key, type in types if type.size != size or key not in self.there]
+        there = self.there
+        fresh = [(key, type) for key, type in stored.items if type.size != size or key not in there]
         if not transient:
             self.there |= {key for key, type in fresh if type.size == size} | {v.name for v in op.results}
         return [type for _, type in fresh]

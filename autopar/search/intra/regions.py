@@ -370,7 +370,7 @@ def region_facts(
             fusible[operand].append(elementwise)
             read_fused[operand] = read_fused[operand] and reads
             readers[operand].add(op.id)
-    cores = attention_cores(graph) if cost.knows_kernels else {}
+    cores = graph.fact(attention_cores) if cost.knows_kernels else {}
     return RegionFacts(
         prefix,
         weight,
@@ -381,9 +381,9 @@ def region_facts(
         read_fused=frozenset(name for name, all_fused in read_fused.items() if all_fused),
         cores=cores,
         on_chip=on_chip_operators(graph, cores) if cost.stack.fused_attention else (),
-        widened=_widened(graph) if cost.fuses_products else {},
+        widened=graph.fact(_widened) if cost.fuses_products else {},
         inner=frozenset(readers.keys() - kept),
-        converging=converging(graph) if cost.fuses_products else frozenset(),
+        converging=graph.fact(converging) if cost.fuses_products else frozenset(),
     )
 
 

@@ -23,7 +23,7 @@ from autopar.ir.primitives import (
 from autopar.search.intra.attention import workspaces
 from autopar.search.intra.builder import Builder, asked, strategy_label
 from autopar.search.intra.edges import SharedEdges
-from autopar.search.intra.fusion import JoinedKernels, UpdateStreams, growth_of, is_constant, is_recomputed
+from autopar.search.intra.fusion import JoinedKernels, StoredTypes, UpdateStreams, growth_of, is_constant, is_recomputed
 from autopar.search.intra.host_update import written_s
 from autopar.search.intra.operators import OperatorOptions
 from autopar.search.intra.regions import REGIONS, RegionFacts, region_facts
@@ -88,6 +88,7 @@ class GraphWalk:
         self.busy = builder.tables.busy
         self.chains: dict[int, tuple[Graph, Chains]] = {}
         self.streams, self.joined = UpdateStreams(), JoinedKernels()
+        self.types: dict[frozenset[str], StoredTypes] = {}
         self.edges = SharedEdges()
 
     def graph(self, graph: Graph, prefix: str, weight: float) -> None:
@@ -218,15 +219,14 @@ class GraphWalk:
         elementwise, returned = is_fusible(op), around.returns(op)
         reads = elementwise or reads_fused(op)
         stored = frozenset().union(*map(stored_of, sources))
-        kernels = [b.values[k].type for k in sorted(stored)] if self.fuses else None
+        known = self._types(stored)
+        kernels: Sequence[TensorType] | None = known.types if self.fuses else None
         if self.fuses_products:  # each value once
-            basis: float = sum(b.values[k].type.nbytes for k in stored)
+            basis: float = known.nbytes
         else:
             operands = {s.key: s for s in sources if s is not None}
             basis = sum(v.basis if v.transient else 0.0 if v.node is None else v.type.nbytes for v in operands.values())
-        constant = (
-            elementwise and not returned and kernels is not None and is_constant(op, sum(t.nbytes for t in kernels))
-        )
+        constant = elementwise and not returned and kernels is not None and is_constant(op, known.nbytes)
         updates = kernels is not None and self.updates and not around.prefix and b.phase == "update" and elementwise
         fused = elementwise and not returned and around.fuses(op)
         transient = fused or constant or op.id in around.on_chip
@@ -238,7 +238,7 @@ class GraphWalk:
                 self.joined.begin(op, [around.prefix + v.name for v in op.results], b.time)
         else:
             if updates:
-                kernels = self.streams.read(op, stored, b.values, transient)
+                kernels = self.streams.read(op, known, transient)
             elif self.fuses_products and not transient:
                 results = [around.prefix + v.name for v in op.results]
                 kernels = self.joined.read(op, results, stored, b.values, b.time)
@@ -256,6 +256,13 @@ class GraphWalk:
         )
         work = with_order(work, op, types, self._chains(graph), self.functions)
         return _Kernel(work, returned, not reads, fused, transient, basis, stored, constant)
+
+    def _types(self, stored: frozenset[str]) -> StoredTypes:
+        """Types of values in memory: many operators of an update read the same, of which there may be hundreds."""
+        if stored not in self.types:
+            keys = sorted(stored)
+            self.types[stored] = StoredTypes(tuple(keys), tuple(self.builder.values[k].type for k in keys))
+        return self.types[stored]
 
     def _with_scalar_sums(
         self, op: Operator, sources: Sequence[ValueDraft | None], options: OperatorOptions

@@ -11,18 +11,22 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import TypeAlias
 
-from autopar.cost import LeastWork, operator_bytes, total_flops
+from autopar.cost import LeastWork, operator_bytes, send_s, total_flops
 from autopar.errors import InfeasiblePlanError, MicrobatchError
 from autopar.ir import Graph, Operator
 from autopar.ir.independent import IndependentBranches, grouped, independent_branches
+from autopar.ir.phases import phase_of
 from autopar.ir.primitives import is_fusible
 from autopar.microbatch import Microbatching, analyze, even_counts
 from autopar.plan import Plan
 from autopar.schedule.branches import Branches
-from autopar.search.clock import Clock
+from autopar.search.clock import Clock, units_of
 from autopar.search.outcome import Bounded
 from autopar.search.pipeline.candidates import Candidate, CuttableStep, submeshes_of_all, trains
 from autopar.search.pipeline.partition import placed
@@ -33,6 +37,9 @@ from autopar.search.source import StageSource
 from autopar.search.trials import Trials
 from autopar.stages import cluster
 from autopar.stages.layers import forward_operators
+
+#: What closes ways of placing branches that are not planned.
+_SHARED_WITHOUT_LOSS = "branches that their devices share without a loss, with what they send, an estimate"
 
 #: Ways to give devices to groups: by group (first device, number of devices).
 _Places = Sequence[tuple[tuple[int, int], ...]]
@@ -69,12 +76,14 @@ class _BranchStages:
     Args:
         members: by stage the ids of its operators: what several groups need, if anything, groups, what joins them.
         groups: numbers of the stages that are groups.
-        weights: by stage the seconds of its operators.
+        weights: by stage the seconds of its operators, with those of its backward pass.
+        sent: by stage, and stage that reads what it makes, the bytes, there and back.
     """
 
     members: tuple[tuple[str, ...], ...]
     groups: range
     weights: tuple[float, ...]
+    sent: Mapping[tuple[int, int], float]
 
 
 def side_by_side(problem: Problem, source: StageSource) -> Iterator[list[Candidate]]:
@@ -92,6 +101,7 @@ def side_by_side(problem: Problem, source: StageSource) -> Iterator[list[Candida
     if is_of_few_operators(problem):
         most = max(most, policy.most_candidates_of_few)
     places_of: dict[int, _Places] = {}
+    between_s = _between(problem)
     for count in [asked] if asked is not None else even_counts(problem.graph):
         try:
             microbatching = source.microbatches(count)
@@ -105,7 +115,7 @@ def side_by_side(problem: Problem, source: StageSource) -> Iterator[list[Candida
         cuts = (
             placement
             for cut in _cuts(problem, microbatching, branches)
-            for placement in _placed(cut, _places(problem, len(cut.groups), places_of))
+            for placement in _placed(cut, _places(problem, len(cut.groups), places_of), between_s, count)
         )
         least = heapq.nsmallest(most, cuts, key=lambda placement: placement.estimate_s)
         layers = cluster(problem.graph, microbatching, problem.policy.enumeration.most_layers, fewest=None).members
@@ -116,7 +126,8 @@ def _cuts(problem: Problem, microbatching: Microbatching, branches: IndependentB
     """All ways to put branches into two groups or more, of as many as there are devices at most."""
     most, asked = problem.policy.branches.most_branches, problem.job.num_stages
     operators = forward_operators(problem.graph, microbatching)
-    seconds = {op.id: _seconds(problem, op) for op in operators}
+    times = _times_of_forward(problem)
+    seconds = {op.id: times * _seconds(problem, op) for op in operators}
     count = len(branches.branches)
     together = [[n] for n in range(min(count, most))]
     together[-1] += range(len(together), count)
@@ -129,7 +140,57 @@ def _cuts(problem: Problem, microbatching: Microbatching, branches: IndependentB
         if asked is None or len(members) == asked:
             first = int(bool(trunk))
             weights = tuple(sum(seconds[id] for id in ids) for ids in members)
-            yield _BranchStages(members, range(first, first + len(stages)), weights)
+            sent = _sent(problem.graph, members, 1 + trains(problem))
+            yield _BranchStages(members, range(first, first + len(stages)), weights, sent)
+
+
+def _sent(graph: Graph, members: Sequence[Sequence[str]], times: int) -> Mapping[tuple[int, int], float]:
+    """Bytes that stages read of what earlier ones make, by maker and reader.
+
+    Args:
+        graph: the step.
+        members: by stage the ids of its operators.
+        times: 2 where gradients are sent back, else 1.
+    """
+    values = {
+        v.name: (s, v.type.nbytes) for s, ids in enumerate(members) for id in ids for v in graph.by_id[id].results
+    }
+    sent: dict[tuple[int, int], float] = defaultdict(float)
+    for reader, ids in enumerate(members):
+        for name in {n for id in ids for n in graph.by_id[id].reads if n in values}:
+            maker, nbytes = values[name]
+            if maker != reader:
+                sent[maker, reader] += float(times * nbytes)
+    return sent
+
+
+def _times_of_forward(problem: Problem) -> float:
+    """Seconds of the forward and the backward pass over those of the forward pass."""
+    seconds: dict[str, float] = defaultdict(float)
+    for op in problem.graph.operators:
+        seconds[phase_of(op)] += _seconds(problem, op)
+    return 1.0 + seconds["backward"] / seconds["forward"] if seconds["forward"] else 1.0
+
+
+#: Seconds of so many bytes from the devices of one worker to those of another: (first device, number of devices).
+_Between: TypeAlias = Callable[[float, tuple[int, int], tuple[int, int]], float]
+
+
+def _between(problem: Problem) -> _Between:
+    """Seconds of a send, the same for places that are looked at again."""
+    cluster = problem.cluster
+
+    @cache
+    def rate(one: tuple[int, int], other: tuple[int, int]) -> tuple[float, float]:
+        source, target = (range(first, first + size) for first, size in (one, other))
+        begins_s, many = send_s(cluster, 0.0, source, target), 1e9
+        return begins_s, (send_s(cluster, many, source, target) - begins_s) / many
+
+    def seconds(nbytes: float, one: tuple[int, int], other: tuple[int, int]) -> float:
+        begins_s, each_s = rate(one, other)
+        return begins_s + nbytes * each_s if nbytes and one != other else 0.0
+
+    return seconds
 
 
 def _partitions(items: Sequence[int]) -> Iterator[list[list[int]]]:
@@ -155,7 +216,7 @@ class _Placement:
     """A cut on devices.
 
     Args:
-        estimate_s: seconds of the slowest group, and of what is before and behind the groups.
+        estimate_s: T.
         cut: the stages.
         places: by worker its devices.
         workers: by stage its worker.
@@ -167,17 +228,31 @@ class _Placement:
     workers: tuple[int, ...]
 
 
-def _placed(cut: _BranchStages, places_of_groups: _Places) -> Iterator[_Placement]:
-    """A cut on all submeshes; what is before and behind the groups on the devices of each of them."""
+def _placed(cut: _BranchStages, places_of_groups: _Places, between_s: _Between, count: int) -> Iterator[_Placement]:
+    """A cut on all submeshes; what is before and after the groups on the devices of each of them.
+
+    Args:
+        cut: the stages.
+        places_of_groups: ways to give devices to groups.
+        between_s: prices sends.
+        count: m.
+    """
     first, groups = cut.groups.start, len(cut.groups)
     others = [s for s in range(len(cut.members)) if s not in cut.groups]
     for places in places_of_groups:
-        slowest_s = max(cut.weights[s] / places[s - first][1] for s in cut.groups)
         for joining in itertools.product(range(groups), repeat=len(others)):
             worker_of = {**{s: s - first for s in cut.groups}, **dict(zip(others, joining, strict=True))}
             workers = tuple(worker_of[s] for s in range(len(cut.members)))
-            estimate_s = slowest_s + sum(cut.weights[s] / places[worker_of[s]][1] for s in others)
-            yield _Placement(estimate_s, cut, places, workers)
+            own_s = [weight / places[w][1] for weight, w in zip(cut.weights, workers, strict=True)]
+            sends_s = {
+                (s, t): between_s(nbytes, places[workers[s]], places[workers[t]]) for (s, t), nbytes in cut.sent.items()
+            }
+            ends_s: list[float] = []
+            for s, seconds in enumerate(own_s):
+                ends_s.append(seconds + max((ends_s[r] + sends_s[r, t] for r, t in sends_s if t == s), default=0.0))
+            busy_s = [sum(x for x, w in zip(own_s, workers, strict=True) if w == g) for g in range(groups)]
+            busiest_s, path_s = max(*busy_s, *sends_s.values(), 0.0), max(ends_s)
+            yield _Placement(busiest_s + max(0.0, path_s - busiest_s) / count, cut, places, workers)
 
 
 def _candidate(problem: Problem, placement: _Placement, count: int, layers: tuple[tuple[str, ...], ...]) -> Candidate:
@@ -215,8 +290,11 @@ def branches(problem: Problem, intra: Callable[[Problem], Plan | Bounded]) -> Pl
     search = PipelineSearch(CuttableStep(problem, source, intra), clock, form="branches")
     trials: Trials[PipelineTrial, Plan] = Trials(search.attempt)
     plans: list[Plan] = []
+    least_s = math.inf
     of_counts = side_by_side(problem, source)
-    for some in of_counts:
+    for every in of_counts:
+        least_s = min(least_s, *(c.estimate_s for c in every))
+        some = _may_win(problem, every)
         plans = trials.run([PipelineTrial(c, is_optional=True) for c in some])
         if plans:
             break
@@ -225,8 +303,16 @@ def branches(problem: Problem, intra: Callable[[Problem], Plan | Bounded]) -> Pl
     if not plans:
         if trials.failures or trials.impossible or trials.bounded is not None:
             return nothing_planned(problem, trials)
+        if math.isfinite(least_s):
+            return Bounded(_SHARED_WITHOUT_LOSS, least_s)
         raise _no_branches(problem)
     return fastest_of(plans, clock)
+
+
+def _may_win(problem: Problem, some: Sequence[Candidate]) -> list[Candidate]:
+    """Candidates whose estimates are below the plan at hand by more than the gap of the search."""
+    most_s = (1 - problem.policy.effort.gap_after(units_of(problem.meter))) * problem.subproblem.cutoff_s
+    return [c for c in some if c.estimate_s < most_s]
 
 
 def _in_more_microbatches(

@@ -203,7 +203,10 @@ class PureFunction:
             with rare_collections():
                 traced, plan = search(signature, self.options.memory_limit_bytes)
                 plan = with_prices(self.options, self._like, signature, plan)
-        searched = partial(self.searched, self._traced[signature], self.options.memory_limit_bytes)
+        # Of an object without plans: a cycle would keep what the function closes over until the collector runs.
+        planless = PureFunction(self.fn, self.options)
+        planless._placements = self._placements
+        searched = partial(planless.searched, self._traced[signature], self.options.memory_limit_bytes)
         again = None if self.options.plan is not None else SearchedCounterfactuals(searched, plan.content)
         details = with_operators(plan.details, traced.graph)
         plan = replace(plan, input_tree=input_tree(traced), details=details, again=again)

@@ -255,6 +255,8 @@ def leaf_entry(leaf: Any, static_numbers: bool) -> Any:
             )
             raise as_kind(refusal, OverflowError) from error
         return (aval.shape, aval.dtype, bool(aval.weak_type))
+    if isinstance(leaf, jax.core.Tracer):  # of a mutable reference or a token: the outer trace has its type
+        return (jax.typeof(leaf), None, False)
     if hasattr(type(leaf), "__jax_array__"):
         jax.typeof(leaf)  # raises jax's own error: such an object is converted before it is an argument
     return _static(leaf)

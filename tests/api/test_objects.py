@@ -110,6 +110,20 @@ def test_a_weak_reference_lets_go():
     assert gone == [1]
 
 
+def test_arrays_that_a_function_closes_over_are_freed_with_it_before_the_collector_runs():
+    held = jnp.ones(16)
+    step = (lambda held: autopar.parallelize(lambda x: x + held, cluster=CLUSTER))(held)
+    step(jnp.ones(16))
+    step(jnp.ones(16))
+    reference = weakref.ref(held)
+    gc.disable()
+    try:
+        del held, step
+        assert reference() is None
+    finally:
+        gc.enable()
+
+
 def test_methods():
     model = Model()
     np.testing.assert_array_equal(model.scaled(X), X * 2)

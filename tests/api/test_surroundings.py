@@ -179,3 +179,24 @@ def test_a_number_whose_value_is_wanted_is_a_value_of_the_program():
     assert step(jnp.ones(8), 4).shape == (4,)
     with pytest.raises(TraceError, match="cannot be traced"):
         autopar.parallelize(lambda x, n: x if x.sum() > 0 else x + n, cluster=CLUSTER)(jnp.ones(8), 4)
+
+
+def _adds_to(step):
+    def outer(x):
+        total = jax.new_ref(jnp.zeros(3))
+        doubled = step(total, x)
+        return jax.freeze(total), doubled
+
+    return outer
+
+
+def test_references_of_an_outer_trace_are_arguments():
+    def step(total, x):
+        total[...] += x.sum()
+        return x * 2
+
+    outer, want = _adds_to(autopar.parallelize(step, cluster=CLUSTER)), _adds_to(jax.jit(step))
+    x = jnp.arange(8.0)
+    assert_trees_same(jax.jit(outer)(x), want(x))
+    assert_trees_same(jax.grad(lambda x: outer(x)[0].sum())(x), jax.grad(lambda x: want(x)[0].sum())(x))
+    assert_trees_same(jax.vmap(outer)(jnp.ones((2, 8))), jax.vmap(want)(jnp.ones((2, 8))))

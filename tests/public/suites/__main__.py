@@ -164,6 +164,39 @@ EXPLAINED: dict[str, str] = {
             },
         },
     ),
+    **_jax_tests(
+        "debug_nans_test.py",
+        {
+            "DebugNaNsTest::testDebugNansInput": _WORDS,
+            "DebugNaNsTest::testDebugNansZeroDiv": _WORDS,
+            "DebugInfsTest::testDebugNansDoesntReturnDeoptimizedResult": _WORDS,
+        },
+    ),
+    **_jax_tests(
+        "mutable_array_test.py",
+        {
+            **{
+                test: "closes over a mutable reference: a TraceError"
+                for test in (
+                    *(f"MutableArrayTest::test_closed_over_{which}" for which in ("basic0", "nested0", "nested1")),
+                    *("MutableArrayTest::test_basic_aot_closure", "MutableArrayTest::test_grad_jit_readonly_2"),
+                    "MutableArrayTest::test_jit_vjp_systematic_readonly0",
+                    "MutableArrayTest::test_scan_closed_over_mut_array0",
+                    "MutableArrayTest::test_scan_scanned_mut_array0",
+                    "MutableArrayTest::test_sharding_persists",
+                    "MutableArrayErrorsTest::test_closure_and_argument_aliases_jit",
+                    "MutableArrayErrorsTest::test_cond_both_branches_close_over_same_mutable_array1",
+                )
+            },
+            "MutableArrayErrorsTest::test_argument_aliases_custom_vjp_fwd1": _WORDS,
+            "MutableArrayErrorsTest::test_argument_aliases_custom_vjp_primal1": _LENIENT,
+            "MutableArrayErrorsTest::test_argument_aliases_jit": _LENIENT,
+            **{
+                f"MutableArrayErrorsTest::test_return_from_{which}": "returns a mutable reference: a TraceError"
+                for which in ("jit", "jit_arg")
+            },
+        },
+    ),
     **_jax_tests("nn_test.py", {"NNFunctionsTest::testOneHotConcretizationError": _NUMBER}),
     **_jax_tests(
         "api_test.py",
@@ -207,7 +240,9 @@ EXPLAINED: dict[str, str] = {
                         *("JitTest::test_pe_close_jaxpr_cache_leak", "JitTest::test_static_args_equality"),
                         *("APITest::test_clear_cache", "APITest::test_eval_shape_trace_cache_share"),
                         *("APITest::test_inner_jit_function_retracing", "APITest::test_user_trace_context_hooks"),
-                        "APITest::test_internal_device_put_with_device",
+                        *("APITest::test_internal_device_put_with_device", "TracebackTest::test_jit_traceback"),
+                        "RematTest::test_remat_partial_cse_prevention",
+                        "RematTest::test_remat_partial_cse_prevention_pytree",
                         *(
                             f"APITest::test_cache_miss_explanations_{which}"
                             for which in (
@@ -217,11 +252,11 @@ EXPLAINED: dict[str, str] = {
                         ),
                     ),
                     _PLACE: ("JitTest::test_jit_default_platform", "JitTest::test_trivial_computations"),
-                    "arrays that a function closes over are freed by the collector": (
-                        "JitTest::test_jit_reference_dropping",
-                    ),
                     "positions and names of static arguments that are both given are one set": (
                         "JitTest::test_jit_with_mismatched_static_argnames",
+                    ),
+                    "exports a decorated function: a TraceError": (
+                        "OverrideLoweringTest::test_sharding_constraint_as_noop",
                     ),
                     "returns a token: a TraceError": ("APITest::test_jit_returning_token",),
                 }.items()

@@ -46,7 +46,7 @@ from autopar.runtime.step_lists import ArrayPlace, ListMaker, StepLists, input_b
 from autopar.runtime.step_places import StepPlaces, places_of
 from autopar.runtime.transport.base import WorkerLink
 from autopar.runtime.transport.permutes import ArrayMove, InFlight, PermuteLinks
-from autopar.schedule import Buffer, Task, Work
+from autopar.schedule import Buffer, Task, ValueSpec, Work
 from autopar.schedule.memory import WorkerMemory, worker_memory
 
 #: Bytes of a result that is no state up to which every process gets it.
@@ -197,7 +197,7 @@ class PipelineProgram(LoadedStep):
             here = self.placed_batch(inputs)
             step = self.prepare(frozenset(here))
             try:
-                workers = self.carry_out(step, self._start(inputs, here))
+                workers = self.carry_out(step, self.start(inputs, here))
             except jax.errors.JaxRuntimeError:
                 self.lowered.callbacks.raise_stuck()
                 raise
@@ -285,18 +285,31 @@ class PipelineProgram(LoadedStep):
         places = {n: self.places.origins[self.index[n]].sharding for n in self._microbatched}
         return {n for n, s in places.items() if isinstance(inputs[n], jax.Array) and inputs[n].sharding == s}
 
-    def _start(self, inputs: Mapping[str, Any], placed_batch: set[str]) -> dict[tuple[int, Buffer], Any]:
-        """Arrays on this process's workers when a step begins."""
+    def start(
+        self,
+        inputs: Mapping[str, Any],
+        placed_batch: set[str],
+        given: Callable[[ValueSpec], bool] = lambda _: True,
+        lag: int = 0,
+    ) -> dict[tuple[int, Buffer], Any]:
+        """Arrays on this process's workers when lists begin.
+
+        Args:
+            inputs: of the lowered step by name.
+            placed_batch: names of inputs of the batch that are global.
+            given: whether the lists begin with an input.
+            lag: number of the buffer of microbatch 0.
+        """
         start: dict[tuple[int, Buffer], Any] = {}
         lies: set[tuple[int, str]] = set()
         for value in self.lowered.instructions.dataflow.values:
-            if not value.is_input:
+            if not value.is_input or not given(value):
                 continue
             assert value.ref is not None, f"{value.name} is of no value of the step"
             name = value.ref.name
             origin, array = self.places.origins[self.index[name]], inputs[name]
             if value.ref.kind != "in":
-                self.put_microbatches(start, value.name, value.stages, name, array, placed_batch)
+                self.put_microbatches(start, value.name, value.stages, name, array, placed_batch, lag)
                 continue
             if origin.worker not in self.workers_here:
                 continue
@@ -322,6 +335,7 @@ class PipelineProgram(LoadedStep):
         name: str,
         array: Any,
         placed_batch: set[str],
+        lag: int = 0,
     ) -> None:
         """Adds to ``start`` the microbatches of an input of the step on this process's workers.
 
@@ -332,6 +346,7 @@ class PipelineProgram(LoadedStep):
             name: of the input.
             array: the input: global, or whole on this process.
             placed_batch: names of inputs that are global.
+            lag: number of the buffer of microbatch 0.
         """
         table, place = self.lowered.table, self.places.origins[self.index[name]]
         origin = place.worker
@@ -341,14 +356,14 @@ class PipelineProgram(LoadedStep):
             if name in placed_batch:
                 if origin in self.workers_here:
                     wanted = self.maker.microbatch(value, name, place).sharding
-                    start[origin, input_buffer(name, k)] = _sliced(array, k * size, size, dim, wanted)
+                    piece = start[origin, input_buffer(name, k + lag)] = _sliced(array, k * size, size, dim, wanted)
                     workers = {table.worker_of(Task("forward", s, k)) for s in stages}
                     if origin in workers:
-                        start[origin, Buffer(value, k)] = self.put(origin, value, start[origin, input_buffer(name, k)])
+                        start[origin, Buffer(value, k + lag)] = self.put(origin, value, piece)
                 continue
             for worker in {table.worker_of(Task("forward", s, k)) for s in stages}:
                 if worker in self.workers_here:
-                    start[worker, Buffer(value, k)] = self._cut(array, k * size, size, dim, worker, value)
+                    start[worker, Buffer(value, k + lag)] = self._cut(array, k * size, size, dim, worker, value)
 
     def _cut(self, array: Any, first: int, size: int, dim: int, worker: int, value: str) -> Any:
         """A microbatch of an array that this process has whole, on a worker."""

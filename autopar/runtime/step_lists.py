@@ -7,7 +7,7 @@ everything in one order, and makes the programs that move values.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,6 +31,7 @@ from autopar.schedule import (
     Stash,
     Table,
     Task,
+    ValueSpec,
     Work,
 )
 from autopar.schedule.order import Launch, Order, check_starts, order_of, starts_of
@@ -169,7 +170,7 @@ class ListMaker:
             placed_batch: names of inputs in microbatches that are global; all processes have the others whole.
         """
         start: dict[tuple[int, Buffer], LaidOut] = {}
-        copies = self._copies(origins, placed_batch, start)
+        copies = self.copies(origins, placed_batch, start)
         results = [(min(e.makers), Buffer(e.value), e, Buffer(e.value)) for e in ends if e.worker not in e.makers]
         return self.extended(lists, copies, results, start)
 
@@ -244,14 +245,26 @@ class ListMaker:
         inside = self.by_hand and a == b and len(a) == 1
         return Exchange(tags, None if inside else self.programs.program(moves), self.process in a, self.process in b)
 
-    def _copies(
-        self, origins: Mapping[str, ArrayPlace], placed_batch: frozenset[str], start: dict[tuple[int, Buffer], LaidOut]
+    def copies(
+        self,
+        origins: Mapping[str, ArrayPlace],
+        placed_batch: Set[str],
+        start: dict[tuple[int, Buffer], LaidOut],
+        given: Callable[[ValueSpec], bool] = lambda _: True,
+        lag: int = 0,
     ) -> list[tuple[int, int, Buffer, Buffer]]:
-        """(sender, receiver, buffer there, buffer here) of inputs that workers read elsewhere than where they lie."""
+        """(sender, receiver, buffer there, buffer here) of inputs that workers read elsewhere than where they lie.
+
+        Args:
+            origins, placed_batch: as of `make`.
+            start: gets by (worker, buffer) how an input lies when the lists begin.
+            given: whether the lists begin with an input.
+            lag: number of the buffer of microbatch 0.
+        """
         copies: list[tuple[int, int, Buffer, Buffer]] = []
         table = self.table
         for value in self.dataflow.values:
-            if not value.is_input or value.ref is None or value.ref.name not in origins:
+            if not value.is_input or value.ref is None or value.ref.name not in origins or not given(value):
                 continue
             name, origin = value.ref.name, origins[value.ref.name]
             if value.ref.kind == "in":
@@ -264,10 +277,11 @@ class ListMaker:
                 ]
             elif name in placed_batch:
                 for k in range(table.num_microbatches):
-                    start[origin.worker, input_buffer(name, k)] = self.microbatch(value.name, name, origin)
+                    source = input_buffer(name, k + lag)
+                    start[origin.worker, source] = self.microbatch(value.name, name, origin)
                     readers = {table.worker_of(Task("forward", s, k)) for s in value.stages}
                     copies += [
-                        (origin.worker, w, input_buffer(name, k), Buffer(value.name, k))
+                        (origin.worker, w, source, Buffer(value.name, k + lag))
                         for w in sorted(readers)
                         if w != origin.worker
                     ]

@@ -28,8 +28,8 @@ from autopar.runtime.hosts.arrays import empty
 from autopar.runtime.launches import LAUNCHES
 from autopar.runtime.loaded import LoadedProgram, Shardings
 from autopar.runtime.pipeline import PipelineProgram, load_pipeline
-from autopar.runtime.step_lists import LaidOut, StepLists, input_buffer
-from autopar.schedule import NONE, Buffer, Dataflow, Task, Work
+from autopar.runtime.step_lists import LaidOut, StepLists
+from autopar.schedule import NONE, Buffer, Dataflow, ValueSpec, Work
 from autopar.schedule.memory import WorkerMemory
 from autopar.schedule.without_flush.lists import METRICS, SHARED, StaleFlow, Window, Windows
 
@@ -285,9 +285,17 @@ class _OnLists:
         """See `Carry`."""
         flow, window = self.windows.flow, (self.windows.drain if drain else self.windows.call)(calls)
         batch = pipeline.placed_batch(inputs) if any(window.batch) else set()
-        start: dict[tuple[int, Buffer], Any] = {}
+
+        def given(value: ValueSpec) -> bool:
+            if value.ref is not None and value.ref.kind == "in":
+                return not (carry and flow.is_carried(Buffer(value.name)))
+            return any(window.batch)
+
+        start = pipeline.start(inputs, batch, given, flow.lag)
         lie: dict[tuple[int, Buffer], LaidOut] = {}
-        copies = self._inputs(pipeline, window, inputs, bool(carry), batch, start, lie)
+        names = pipeline.split_step.step.graph.inputs
+        origins = {x.name: origin for x, origin in zip(names, pipeline.places.origins, strict=True)}
+        copies = pipeline.maker.copies(origins, batch, lie, given, flow.lag)
         if carry:
             _add_carried(pipeline, window, carry, start, lie)
         places = outputs_of_updates(flow.dataflow, flow.replaces, lambda s, b: (s, b), metrics=not drain)
@@ -308,7 +316,7 @@ class _OnLists:
         outputs = {n: pipeline.output(workers, n, ends[n], b) for n, b in buffers.items()}
         left = {}
         for w, b in window.left(flow):
-            laid = step.arrays[w, b]
+            laid = step.arrays.get((w, b)) or pipeline.maker.port_array(w, b.value)  # as its first reader takes it
             there = (
                 empty(laid.shape, laid.sharding, jax_dtype(laid.dtype)) if w not in workers else workers[w].arrays[b]
             )
@@ -317,51 +325,6 @@ class _OnLists:
             with LAUNCHES:
                 outputs.update(pipeline.broadcast.tell(outputs))
         return outputs, left
-
-    def _inputs(
-        self,
-        pipeline: PipelineProgram,
-        window: Window,
-        inputs: Mapping[str, Any],
-        carries: bool,
-        batch: set[str],
-        start: dict[tuple[int, Buffer], Any],
-        lie: dict[tuple[int, Buffer], LaidOut],
-    ) -> list[tuple[int, int, Buffer, Buffer]]:
-        """Fills in what lies where when a window begins, but for what is carried; returns what is sent first."""
-        flow = self.windows.flow
-        copies: list[tuple[int, int, Buffer, Buffer]] = []
-        for worker, buffers in enumerate(window.batch):
-            lie.update({(worker, b): pipeline.maker.port_array(worker, b.value) for b in buffers})
-        for value in flow.dataflow.values:
-            if not value.is_input or value.ref is None:
-                continue
-            name = value.ref.name
-            origin = pipeline.places.origins[pipeline.index[name]]
-            here = origin.worker in pipeline.workers_here
-            if value.ref.kind == "in":
-                buffer = Buffer(value.name)
-                readers = [] if carries and flow.is_carried(buffer) else value.stages
-                for worker in readers:
-                    lie[worker, buffer] = pipeline.maker.port_array(worker, value.name)
-                    if worker != origin.worker:
-                        lie[origin.worker, input_buffer(name)] = origin.array
-                        copies.append((origin.worker, worker, input_buffer(name), buffer))
-                        if here:
-                            start[origin.worker, input_buffer(name)] = pipeline.at_origin(name, inputs[name])
-                    elif here:
-                        start[worker, buffer] = pipeline.put(worker, value.name, pipeline.at_origin(name, inputs[name]))
-            elif any(window.batch):
-                parts: dict[tuple[int, Buffer], Any] = {}
-                pipeline.put_microbatches(parts, value.name, value.stages, name, inputs[name], batch)
-                start.update({(w, _later(b, flow.lag)): a for (w, b), a in parts.items()})
-                for k in range(flow.microbatches if name in batch else 0):
-                    source = _later(input_buffer(name, k), flow.lag)
-                    lie[origin.worker, source] = pipeline.maker.microbatch(value.name, name, origin)
-                    table = pipeline.lowered.table
-                    elsewhere = {table.worker_of(Task("forward", s, k)) for s in value.stages} - {origin.worker}
-                    copies += [(origin.worker, w, source, _later(Buffer(value.name, k), flow.lag)) for w in elsewhere]
-        return copies
 
 
 def _layouts(
@@ -393,10 +356,6 @@ def _add_carried(
                 # Totals are written over, and a state may be used twice.
                 safe = array if b.origin == NONE else jnp.copy(array)
                 start[worker, b] = safe if safe.sharding == place else jax.device_put(safe, place)
-
-
-def _later(buffer: Buffer, by: int) -> Buffer:
-    return Buffer(buffer.value, buffer.microbatch + by)
 
 
 def load_stale(

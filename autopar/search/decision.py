@@ -39,7 +39,7 @@ from autopar.search.cache import PlanCache
 from autopar.search.loop import Expansion, Known, OpenRegion, Relaxation
 from autopar.search.mesh_bounds import MemoryNotAmpleError
 from autopar.search.one_stage import OneStagePlanner, is_best_of_one_stage
-from autopar.search.outcome import Bounded, LeftOut, Outcome
+from autopar.search.outcome import Bounded, LeftOut, Outcome, TooLarge
 from autopar.search.pipeline.branches import has_branches
 from autopar.search.pipeline.candidates import schedule_of, trains
 from autopar.search.pipeline.search_space import (
@@ -157,6 +157,10 @@ class Decision:
         if unread_effects(problem.graph):
             return (self._one_stage(), self.pipelines(LeftOut("stages would leave out what the step prints")))
         if job.mesh_shape is not None and math.prod(job.mesh_shape) == devices:
+            return (self._exact_stage(),)
+        state = self._state_too_large()
+        if state is not None:  # one stage says how much memory would do
+            problem.trail.close(Region("pipeline", self._numbers(None)), state)
             return (self._exact_stage(),)
         several: tuple[OpenRegion, ...] = (self.pipelines(self._without_overlap()),)
         if job.schedule == "auto" and has_branches(problem):
@@ -400,6 +404,16 @@ class Decision:
     def _numbers(self, stages: int | None) -> tuple[tuple[int, int], ...]:
         """The range of a number of stages; of all where it is None."""
         return ((2, max(2, self.problem.cluster.num_devices)),) if stages is None else ((stages, stages),)
+
+    def _state_too_large(self) -> TooLarge | None:
+        """Why no plan fits: all devices together cannot hold the parameters and the state of the optimizer once."""
+        problem = self.problem
+        if problem.job.offload != "none":
+            return None
+        state = sum(i.type.nbytes for i in problem.graph.inputs if i.role in ("parameter", "optimizer"))
+        least = math.ceil(state / problem.cluster.num_devices)
+        missing = least - problem.memory_limit_bytes
+        return TooLarge("parameters and optimizer state, shared by all devices", missing) if missing > 0 else None
 
     @property
     def _several(self) -> SeveralStages:

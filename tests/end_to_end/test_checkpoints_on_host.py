@@ -34,9 +34,10 @@ def planned(step: Any, args: Any, devices: int, limit: float, host_bytes: float 
 def test_checkpoints_wait_on_hosts(x64: None, devices: int) -> None:
     step, args = activations(remat=False)
     on_devices = least(step, args, devices, offload="none")
-    plan = planned(step, args, devices, 0.55 * on_devices, 20 * BYTES / devices)
+    share, layers = (0.55, 20) if devices == 1 else (0.6, 16)  # of two devices hosts have no room for state besides
+    plan = planned(step, args, devices, share * on_devices, layers * BYTES / devices)
     stage = plan.stages[0]
-    assert stage.form.segment_layers and stage.host_bytes and plan.peak_memory <= 0.55 * on_devices
+    assert stage.form.segment_layers and stage.host_bytes and plan.peak_memory <= share * on_devices
     assert not any(i.memory == "host" for i in plan.content.inputs)
     loaded = Plan.from_json(plan.to_json())
     assert loaded == plan

@@ -94,7 +94,7 @@ def step(names: list[str]) -> Any:
 
 
 def check(seed: int, mesh: str) -> Counter[str]:
-    """Compares a net with one device; returns bytes by kind of message."""
+    """Compares a net with one device; returns bytes by kind of message. Links are slow: bytes decide, not FLOPs."""
     axes, spec = MESHES[mesh]
     rng = np.random.default_rng(seed)
     n = FEATURES
@@ -103,7 +103,9 @@ def check(seed: int, mesh: str) -> Counter[str]:
     x = jnp.asarray(rng.standard_normal((1, SIDE, SIDE, n)))
     names = drawn_layers(seed)
     given: dict[str, Any] = {"constraints": {"x": spec}, "mesh_axes": axes, "batch_argnums": (1,)}
-    parallel = autopar.parallelize(step(names), cluster=toy(8), num_stages=1, num_microbatches=1, **given)
+    parallel = autopar.parallelize(
+        step(names), cluster=toy(8, bandwidth=1e6), num_stages=1, num_microbatches=1, **given
+    )
     compiled = parallel.compile(w, x)
     got, want = compiled(w, x), jax.jit(step(names))(w, x)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
@@ -124,10 +126,10 @@ def test_values_are_those_of_one_device(seed: int) -> None:
 @pytest.mark.parametrize("mesh", sorted(MESHES))
 @pytest.mark.parametrize("seed", range(8))
 def test_images_stay_split(seed: int, mesh: str) -> None:
-    """Edges are sent, and sums of weights and statistics, but no images."""
+    """Edges are sent, and sums of weights and statistics; of images at most the first, into a split that sends less."""
     if "pixels" in drawn_layers(seed):
         return  # keys and values of all pixels are gathered, or go around
     with jax.enable_x64(True):
         sent = check(seed, mesh)
     image, weights = SIDE * SIDE * FEATURES * 8, 8 * (2 * 9 * 16 + 32 + 16)
-    assert sent["all-to-all"] == 0 and sent["all-gather"] <= 2 * weights < image
+    assert sent["all-to-all"] + sent["all-gather"] <= image + 2 * weights < 2 * image

@@ -103,7 +103,7 @@ def test_drawn_steps(x64, seed, way):
     step, untrained = drawn(seed)
     try:
         jax.eval_shape(step, *arguments)
-    except (NotImplementedError, ValueError):  # jax has no derivative of it
+    except (NotImplementedError, TypeError, ValueError):  # jax has no derivative of it, or that has a fault
         step = untrained
         if way == "stages":
             pytest.skip("nothing to train")

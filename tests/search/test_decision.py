@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -104,3 +105,23 @@ def test_one_stage_by_the_bound_of_what_is_computed_has_the_trust_of_that_bound(
     )
     assert one.relaxation is not None and pipelines.relaxation is not None
     assert (one.relaxation.policy, one.relaxation.name) == (policy.work, pipelines.relaxation.name)
+
+
+def test_no_pipeline_is_planned_where_all_devices_cannot_hold_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One stage says how much memory would do. State that hosts may hold is no proof."""
+    tried: list[str] = []
+    pipeline = Decision.pipelines
+    monkeypatch.setattr(Decision, "pipelines", lambda self, *args: tried.append("pipelines") or pipeline(self, *args))
+    (fn, args), devices = mlp.build(abstract=True), 4
+    state = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(args[0]))
+
+    def refused(limit: int, **options: Any) -> int:
+        with pytest.raises(autopar.InfeasiblePlanError) as error:
+            given = {"cluster": toy(devices, nodes=2), "memory_limit": limit, "donate_argnums": 0, **options}
+            autopar.parallelize(fn, **given).plan(*args)
+        assert error.value.least_bytes is not None
+        return error.value.least_bytes
+
+    assert refused(state // devices // 2) >= state // devices and not tried
+    refused(state // devices + 100)
+    assert tried

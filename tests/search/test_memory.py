@@ -13,7 +13,7 @@ from autopar import parallelize
 from autopar.errors import InfeasiblePlanError
 from autopar.ir import Layout
 from autopar.plan import Plan
-from autopar.search import Manual, Problem, alpa, mesh_bounds
+from autopar.search import Manual, Problem, alpa, mesh_search
 from autopar.search.intra import build, extract
 from autopar.solver import peak_bytes, solve
 from autopar.solver.memory import memory_floor
@@ -215,7 +215,7 @@ def test_copies_of_each_phase_need_no_less_at_least(build_step, sizes):
 def test_what_no_mesh_can_hold_is_not_solved(monkeypatch):
     fn, args = mlp.build("tiny", abstract=True)
     solved = []
-    monkeypatch.setattr(mesh_bounds, "solve", lambda *a, **k: (solved.append(a), solve(*a, **k))[1])
+    monkeypatch.setattr(mesh_search, "solve", lambda *a, **k: (solved.append(a), solve(*a, **k))[1])
     with pytest.raises(InfeasiblePlanError, match="the least that would do is"):
         alpa(problem_of(fn, args, toy(8), memory_limit_bytes=1000))
     with pytest.raises(InfeasiblePlanError, match="it needs more") as told:

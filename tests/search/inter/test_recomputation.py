@@ -10,6 +10,7 @@ from autopar import InfeasiblePlanError
 from autopar.cluster import Cluster, Device, LinkSpec, NodeGroup
 from autopar.plan import Considered
 from autopar.search.alpa import alpa
+from autopar.search.outcome import Bounded
 from autopar.search.pipeline.stage import limit_is_negligible
 from autopar.search.policy import EffortPolicy
 from examples import mlp
@@ -106,5 +107,4 @@ def test_nothing_is_searched_for_that_is_not_faster_than_what_is_there():
     best = alpa(problem)
     within = problem_with(problem, cutoff_s=best.step_time * 1.001)
     assert alpa(within).content.choices == best.content.choices
-    with pytest.raises(InfeasiblePlanError, match="takes less than"):
-        alpa(problem_with(problem, cutoff_s=best.step_time * 0.999))
+    assert isinstance(alpa(problem_with(problem, cutoff_s=best.step_time * 0.999)), Bounded)

@@ -30,7 +30,7 @@ from autopar.search.clock import Clock, units_of
 from autopar.search.outcome import Bounded
 from autopar.search.pipeline.candidates import Candidate, CuttableStep, submeshes_of_all, trains
 from autopar.search.pipeline.partition import placed
-from autopar.search.pipeline.search_space import is_of_few_operators
+from autopar.search.pipeline.search_space import is_of_few_operators, microbatchings
 from autopar.search.pipeline.trials import PipelineSearch, PipelineTrial, fastest_of, nothing_planned, seconds_of
 from autopar.search.problem import Problem
 from autopar.search.source import StageSource
@@ -102,14 +102,8 @@ def side_by_side(problem: Problem, source: StageSource) -> Iterator[list[Candida
         most = max(most, policy.most_candidates_of_few)
     places_of: dict[int, _Places] = {}
     between_s = _between(problem)
-    for count in [asked] if asked is not None else even_counts(problem.graph):
-        try:
-            microbatching = source.microbatches(count)
-        except MicrobatchError:
-            if asked is not None:
-                raise
-            continue
-        branches = branches_of(problem, microbatching)
+    for microbatching in microbatchings(problem, source, [asked] if asked is not None else even_counts(problem.graph)):
+        branches, count = branches_of(problem, microbatching), microbatching.count
         if branches is None:
             continue
         cuts = (

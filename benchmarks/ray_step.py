@@ -217,7 +217,7 @@ def _step(compiled: Any, state: Any, batch: Any, timed: bool) -> tuple[float, An
     leaves = jax.tree.leaves((state, batch))
     began_s = time.perf_counter()
     results = compiled.local.run(compiled.local.place_all(leaves), leaves, timed=timed)
-    state, metrics = compiled.traced.results(results, leaves)
+    state, metrics = compiled.traced.results(results)
     float(metrics["loss"])
     return time.perf_counter() - began_s, state
 

@@ -70,7 +70,11 @@ class TracedStep:
     meter: Meter = field(default_factory=Meter)
 
     def in_form(self, form: StepForm) -> FormedStep:
-        """The step as one stage; errors are those of `as_one_stage`."""
+        """The graph of the whole step in one stage: in the microbatches and with the recomputation of ``form``.
+
+        Raises:
+            MicrobatchError: the step cannot be cut into so many microbatches.
+        """
         traced, formed = self._in(form)
         elsewhere = {field: getattr(form, field) for field in NOT_OF_GRAPH}
         return FormedStep(traced.graph, structs.replace(formed, **elsewhere))
@@ -98,7 +102,14 @@ class TracedStep:
     def layered(
         self, num_stages: int | None, most_groups: int, *, one_loop: bool = False, block_scores: int = 0
     ) -> LayeredStep:
-        """The step with stacks taken apart."""
+        """The step whose stacks of layers, one array for all layers, are an array for each group of layers.
+
+        Args:
+            num_stages: stages that the groups are dealt to; None where their number is free.
+            most_groups: groups at most, where it is free.
+            one_loop: whether a stage has one loop over its layers, and so one group.
+            block_scores: scores of one head from which attention runs in blocks; 0 where it does not.
+        """
         groups = group_count(self._layers, num_stages, most_groups, 1 if one_loop else 4)
         key = groups, block_scores
         if key not in self.layered_steps:

@@ -59,7 +59,7 @@ def inside(op: Operator) -> str:
 
 
 def types_of(graph: Graph) -> Mapping[str, TensorType]:
-    """Types of the values of a graph, and of those in the loop of a stage."""
+    """Types of the values of a graph by name; values in the body of a stage's loop have the loop's prefix."""
     loops = [op for op in graph.operators if is_stage_loop(op)]
     inner = {inside(op) + n: t for op in loops for n, t in op.region("body").types.items()}
     return {**graph.types, **inner} if inner else graph.types

@@ -197,7 +197,7 @@ class Halves:
         return self.numbers(lax.rem(self.me + count - jnp.int32(step), count))
 
     def units(self, step: int) -> Iterator[Unit]:
-        """The products of halves of a step: those that the mask leaves something of."""
+        """Pairs (half of the queries, half of the keys) of a ring's step that a causal mask does not leave out."""
         if step == 0:
             yield from ((0, 0), (1, 0), (1, 1))
         else:

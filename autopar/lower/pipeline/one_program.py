@@ -63,7 +63,7 @@ class OneProgram:
 
     @cached_property
     def finish(self) -> tuple[int, ...]:
-        """Slots that some worker has a result in when the step ends."""
+        """Numbers of the slots (arrays that every device has room for) in which some worker has a result at the end."""
         return tuple(sorted({n for t in self.rounds.end for k, n in t.items() if k in self.results}))
 
     def on_device(self, *slots: Any) -> tuple[Any, ...]:

@@ -85,7 +85,7 @@ class SlicedStage:
 
     @cached_property
     def bound(self) -> BoundGraph:
-        """The body with what running it needs."""
+        """The graph of the loop's body, with the primitives and parameters that jax binds to run its operators."""
         return replace(self.loop.body, graph=self.body)
 
     @cached_property

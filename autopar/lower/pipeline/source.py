@@ -164,7 +164,13 @@ class TracedStages:
         return self._updated(self._cut(count, members), stage) is not None
 
     def stage_graph(self, members: Sequence[Sequence[str]], stage: int, form: StepForm) -> StageGraph:
-        """A stage in a form with what running it needs."""
+        """The graph of one stage, with the primitives that jax binds to run it and the outputs of the step that it has.
+
+        Args:
+            members: by stage the ids of its operators of the forward pass.
+            stage: number of the stage, from 0 on.
+            form: microbatches, recomputation and what else the stage is turned into before it is sharded.
+        """
         cut = self._cut(form.microbatches, members)
         return self._in_form(cut, stage, form, cut.layers(stage, form), {})
 

@@ -116,7 +116,11 @@ class Ledger:
         return sorted(wanted & (self.holders.keys() | self.copies.keys()))
 
     def copied(self, copies: dict[int, Any]) -> None:
-        """Takes copies of all that is `needed`; calls that were carried out need not be repeated."""
+        """Keeps host copies of arrays, from which a lost worker is restored; calls made so far are not repeated then.
+
+        Args:
+            copies: by number of an array its copy, of all that is `needed`.
+        """
         self.copies = copies
         del self.log[: self.position]
         self.position = 0

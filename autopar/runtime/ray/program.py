@@ -59,7 +59,7 @@ class RemoteProgram(LoadedStep):
 
     @property
     def program(self) -> StepShardings:
-        """Shardings of inputs and outputs, on meshes without devices."""
+        """Shardings of the step's inputs and outputs. Their meshes have no devices, which are elsewhere."""
         content = self.plan.content
         meshes = [abstract_mesh(s.mesh_axes) for s in self.plan.stages]
         there = hosted_of(content)

@@ -85,7 +85,10 @@ def schedule_of(problem: Problem) -> Schedule:
 
 
 def schedule_for(problem: Problem, microbatching: Microbatching) -> Schedule:
-    """`schedule_of`; GPipe where it is free and examples meet between the forward and the backward passes."""
+    """The schedule that is asked for; where it is free 1F1B, or GPipe if all examples meet between the two passes.
+
+    Examples meet in statistics of the whole batch, which no schedule has that begins a backward pass early.
+    """
     if microbatching.between and problem.job.schedule in ("auto", "none"):
         return get("gpipe")
     return schedule_of(problem)

@@ -42,9 +42,9 @@ def offered(monkeypatch):
 @pytest.mark.slow
 def test_without_time_even_stages_are_the_answer_and_with_it_nothing_slower(offered):
     hasty = planned(LARGE, time_limit_s=0)
-    assert hasty.num_stages == 2 and len(offered) == 1
-    sizes = [len(stage.devices) for stage in hasty.stages]
-    assert sizes == [2, 2] and hasty.peak_memory <= 150_000
+    assert hasty.num_stages > 1 and len(offered) == 1
+    sizes = {len(stage.devices) for stage in hasty.stages}
+    assert sizes == {4 // hasty.num_stages} and hasty.peak_memory <= 150_000
     assert any("ended by its time limit" in note for note in hasty.notes)
     offered.clear()
     whole = planned(LARGE)

@@ -34,7 +34,7 @@ def observed(
     """
     inputs = program.by_name(program.without_aliases([*program.place_all(leaves), *program.constants]))
     batch = program.placed_batch(inputs)
-    start = program._start(inputs, batch)
+    start = program.start(inputs, batch)
     begun, running = dict(start), {}
     make, do = PipelineProgram.workers, Worker.do
 

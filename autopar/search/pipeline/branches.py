@@ -287,7 +287,7 @@ def branches(problem: Problem, intra: Callable[[Problem], Plan | Bounded]) -> Pl
     least_s = math.inf
     of_counts = side_by_side(problem, source)
     for every in of_counts:
-        least_s = min(least_s, *(c.estimate_s for c in every))
+        least_s = min([least_s, *(c.estimate_s for c in every)])
         some = _may_win(problem, every)
         plans = trials.run([PipelineTrial(c, is_optional=True) for c in some])
         if plans:

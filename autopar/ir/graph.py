@@ -173,7 +173,7 @@ class Graph:
         """The result of a function of a graph alone, for this graph; computed once.
 
         Args:
-            find: a function of a module, whose result nobody changes.
+            find: a function or a class of a module, whose result nobody changes.
         """
         if find not in self._facts:
             self._facts[find] = find(self)

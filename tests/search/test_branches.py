@@ -32,6 +32,20 @@ def seconds(*args, **options):
         return math.inf
 
 
+@pytest.fixture
+def planned_counts(monkeypatch):
+    """Numbers of microbatches of the branches that were planned, one by one."""
+    counts, plan_candidate = list[int](), trials.plan_candidate
+
+    def recorded(step, candidate, *args):
+        if candidate.schedule is not None and candidate.schedule.name == "branches":
+            counts.append(candidate.count)
+        return plan_candidate(step, candidate, *args)
+
+    monkeypatch.setattr(trials, "plan_candidate", recorded)
+    return counts
+
+
 @pytest.mark.parametrize("microbatches", [1, 2])
 def test_two_towers_on_two_devices_take_half_of_one_after_the_other(microbatches):
     towers = Towers((4, 4), width=256, batch=64)
@@ -51,16 +65,8 @@ def test_the_search_finds_towers_of_large_matrices_and_few_examples():
     assert free.step_time < planned(towers, cluster, num_stages=1).step_time
 
 
-def test_branches_whose_sends_take_longer_than_the_plan_at_hand_are_not_planned(monkeypatch):
+def test_branches_whose_sends_take_longer_than_the_plan_at_hand_are_not_planned(planned_counts):
     """What two towers of many examples send over a slow link takes longer than one stage."""
-    planned_counts, plan_candidate = list[int](), trials.plan_candidate
-
-    def recorded(step, candidate, *args):
-        if candidate.schedule is not None and candidate.schedule.name == "branches":
-            planned_counts.append(candidate.count)
-        return plan_candidate(step, candidate, *args)
-
-    monkeypatch.setattr(trials, "plan_candidate", recorded)
     towers, cluster = replace(TRUNK, width=128, batch=1024), toy(2, bandwidth=1e8, latency_s=1e-5)
     free = planned(towers, cluster)
     rows = [row for row in free.search.trail if row.form == "branches"]
@@ -88,19 +94,11 @@ def test_estimates_of_branches_are_below_their_plans(monkeypatch, number):
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("towers", "counts"), [(SKEWED, [1]), (TRUNK, [1, 2])])
-def test_more_microbatches_are_planned_where_workers_that_join_branches_may_gain(monkeypatch, towers, counts):
+def test_more_microbatches_are_planned_where_workers_that_join_branches_may_gain(planned_counts, towers, counts):
     """They let branches run while others are joined: where the busiest worker is busy all the time nothing is gained.
 
     Of each number but the first the placements of one cut are planned.
     """
-    planned_counts, plan_candidate = list[int](), trials.plan_candidate
-
-    def recorded(step, candidate, *args):
-        if candidate.schedule is not None and candidate.schedule.name == "branches":
-            planned_counts.append(candidate.count)
-        return plan_candidate(step, candidate, *args)
-
-    monkeypatch.setattr(trials, "plan_candidate", recorded)
     planned(towers, toy(2), schedule="branches")
     assert sorted(set(planned_counts)) == counts
     assert all(planned_counts.count(count) <= 4 for count in counts[1:])

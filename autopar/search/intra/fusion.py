@@ -102,17 +102,15 @@ class StoredTypes:
     """Values in memory that results are computed from.
 
     Args:
-        keys: of the values, sorted.
-        types: by key.
+        items: (key, type) of the values, sorted.
     """
 
-    keys: tuple[str, ...]
-    types: tuple[TensorType, ...]
+    items: tuple[tuple[str, TensorType], ...]
 
     @cached_property
-    def items(self) -> tuple[tuple[str, TensorType], ...]:
-        """Both."""
-        return tuple(zip(self.keys, self.types, strict=True))
+    def types(self) -> tuple[TensorType, ...]:
+        """Types of them."""
+        return tuple(type for _, type in self.items)
 
     @cached_property
     def nbytes(self) -> int:
@@ -139,8 +137,7 @@ class UpdateStreams:
             transient: the operator is part of the kernels that read it: these read for it.
         """
         size = max((v.type.size for v in op.results), default=0)
-        there = self.there
-        fresh = [(key, type) for key, type in stored.items if type.size != size or key not in there]
+        fresh = [(key, type) for key, type in stored.items if type.size != size or key not in self.there]
         if not transient:
             self.there |= {key for key, type in fresh if type.size == size} | {v.name for v in op.results}
         return [type for _, type in fresh]

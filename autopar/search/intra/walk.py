@@ -81,12 +81,12 @@ class GraphWalk:
         self.builder = builder
         self.updates = updates
         self.fuses, self.fuses_products = builder.cost.fuses, builder.cost.fuses_products
+        # Whether devices say what bringing operands into another order takes.
         self.reorders = any(d.reorder_efficiency is not None for d in cluster.device_types)
         self.operators = builder.tables.operators
         self.growth = growth_of(cluster)
         self.functions = frozenset(name for d in cluster.device_types for name, _ in d.function_s)
         self.busy = builder.tables.busy
-        self.chains: dict[int, tuple[Graph, Chains]] = {}
         self.streams, self.joined = UpdateStreams(), JoinedKernels()
         self.types: dict[frozenset[str], StoredTypes] = {}
         self.edges = SharedEdges()
@@ -254,14 +254,13 @@ class GraphWalk:
             core=core,
             backward=bool(core) and b.phase == "backward",
         )
-        work = with_order(work, op, types, self._chains(graph), self.functions)
+        work = with_order(work, op, types, graph.fact(Chains) if self.reorders else None, self.functions)
         return _Kernel(work, returned, not reads, fused, transient, basis, stored, constant)
 
     def _types(self, stored: frozenset[str]) -> StoredTypes:
         """Types of values in memory: many operators of an update read the same, of which there may be hundreds."""
         if stored not in self.types:
-            keys = sorted(stored)
-            self.types[stored] = StoredTypes(tuple(keys), tuple(self.builder.values[k].type for k in keys))
+            self.types[stored] = StoredTypes(tuple((k, self.builder.values[k].type) for k in sorted(stored)))
         return self.types[stored]
 
     def _with_scalar_sums(
@@ -272,14 +271,6 @@ class GraphWalk:
             return options
         partial = any(k.partial for s in sources if s is not None for k in s.layouts)
         return self.operators.scalar_sums(options) if partial else options
-
-    def _chains(self, graph: Graph) -> Chains | None:
-        """The chains of a graph, where devices say what bringing operands into another order takes."""
-        if not self.reorders:
-            return None
-        if id(graph) not in self.chains:  # the key is an identity; what it is of is kept alive here
-            self.chains[id(graph)] = (graph, Chains(graph))
-        return self.chains[id(graph)][1]
 
     def _seconds(
         self, work: KernelWork, strategies: tuple[Strategy, ...], op: Operator, types: Sequence[TensorType]

@@ -101,14 +101,14 @@ def side_by_side(problem: Problem, source: StageSource) -> Iterator[list[Candida
     if is_of_few_operators(problem):
         most = max(most, policy.most_candidates_of_few)
     places_of: dict[int, _Places] = {}
-    between_s = _between(problem)
+    between_s, times = _between(problem), _times_of_forward(problem)
     for microbatching in microbatchings(problem, source, [asked] if asked is not None else even_counts(problem.graph)):
         branches, count = branches_of(problem, microbatching), microbatching.count
         if branches is None:
             continue
         cuts = (
             placement
-            for cut in _cuts(problem, microbatching, branches)
+            for cut in _cuts(problem, microbatching, branches, times)
             for placement in _placed(cut, _places(problem, len(cut.groups), places_of), between_s, count)
         )
         least = heapq.nsmallest(most, cuts, key=lambda placement: placement.estimate_s)
@@ -116,11 +116,19 @@ def side_by_side(problem: Problem, source: StageSource) -> Iterator[list[Candida
         yield [_candidate(problem, placement, count, layers) for placement in least]
 
 
-def _cuts(problem: Problem, microbatching: Microbatching, branches: IndependentBranches) -> Iterator[_BranchStages]:
-    """All ways to put branches into two groups or more, of as many as there are devices at most."""
+def _cuts(
+    problem: Problem, microbatching: Microbatching, branches: IndependentBranches, times: float
+) -> Iterator[_BranchStages]:
+    """All ways to put branches into two groups or more, of as many as there are devices at most.
+
+    Args:
+        problem: what is planned.
+        microbatching: its microbatches.
+        branches: of its forward pass.
+        times: see `_times_of_forward`.
+    """
     most, asked = problem.policy.branches.most_branches, problem.job.num_stages
     operators = forward_operators(problem.graph, microbatching)
-    times = _times_of_forward(problem)
     seconds = {op.id: times * _seconds(problem, op) for op in operators}
     count = len(branches.branches)
     together = [[n] for n in range(min(count, most))]
@@ -252,19 +260,10 @@ def _placed(cut: _BranchStages, places_of_groups: _Places, between_s: _Between, 
 def _candidate(problem: Problem, placement: _Placement, count: int, layers: tuple[tuple[str, ...], ...]) -> Candidate:
     """A placement in so many microbatches."""
     cut, workers = placement.cut, placement.workers
-    schedule = Branches(_after(problem.graph, cut.members), workers, trains(problem))
+    after = tuple(tuple(sorted(r for r, t in cut.sent if t == s)) for s in range(len(cut.members)))
+    schedule = Branches(after, workers, trains(problem))
     devices = tuple(placement.places[w] for w in workers)
     return Candidate(count, cut.members, devices, placement.estimate_s, layers, schedule=schedule)
-
-
-def _after(graph: Graph, members: Sequence[Sequence[str]]) -> tuple[tuple[int, ...], ...]:
-    """Earlier stages whose values the operators of each stage read."""
-    stage_of = {v.name: s for s, ids in enumerate(members) for id in ids for v in graph.by_id[id].results}
-    after = []
-    for s, ids in enumerate(members):
-        read = {stage_of[n] for id in ids for n in graph.by_id[id].reads if n in stage_of}
-        after.append(tuple(sorted(read - {s})))
-    return tuple(after)
 
 
 def branches(problem: Problem, intra: Callable[[Problem], Plan | Bounded]) -> Plan | Bounded:

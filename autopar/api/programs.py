@@ -64,13 +64,13 @@ def build_stages(
     with clock.phase("lower"):
         split_step = split_layers(traced, plan.content.stack_groups)
         arguments = {n for i in range(len(traced.arguments)) for n in split_step.names(i)}
+        keeps = not as_one and jax.process_count() == 1
         if updates_stagewise(plan.schedule):
-            unflushed = lower_without_flush(split_step.step, plan, arguments, platform)
+            unflushed = lower_without_flush(split_step.step, plan, arguments, platform, keeps=keeps)
             if isinstance(unflushed.calls, Windows):
                 return load_stale(traced, split_step, unflushed.pipeline, unflushed.calls, world_devices())
             return load_ampnet(traced, split_step, unflushed.pipeline, unflushed.calls, world_devices())
         given_up = {n for i in donated for n in split_step.names(i)}
-        keeps = not as_one and jax.process_count() == 1
         lowered = lower_pipeline(split_step.step, plan, given_up, platform, keeps=keeps)
     say("compiling")
     with clock.phase("compile"):

@@ -16,8 +16,8 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -55,6 +55,7 @@ class Callbacks:
         limit_s: seconds without progress after which a call that waits for its own step is given up; the runtime sets
             it.
         stuck: the error of such a call, until it is raised.
+        changed: holds ``stuck`` and the end of a step that `check` waits for.
     """
 
     by_buffers: bool = False
@@ -63,6 +64,7 @@ class Callbacks:
     guards: bool = False
     limit_s: float = math.inf
     stuck: ClusterError | None = None
+    changed: threading.Condition = field(default_factory=threading.Condition)
 
     def call(self, primitive: Primitive, params: Mapping[str, Any], operands: Sequence[Any], calls: Calls) -> list[Any]:
         """Results of a callback's primitive.
@@ -149,8 +151,11 @@ class Callbacks:
         Args:
             call: the call under way.
         """
-        if self.stuck is None:
-            self.stuck = call.error(self.limit_s)
+        error = call.error(self.limit_s) if self.stuck is None else None
+        if error is not None:
+            with self.changed:
+                self.stuck = error
+                self.changed.notify_all()
 
     def give_up(self) -> None:
         """Raises the error of a call that is stuck, on a device: all of the step's devices end with it."""
@@ -158,7 +163,7 @@ class Callbacks:
             raise self.stuck
 
     def check(self, results: Any) -> None:
-        """Waits for a step and raises what a callback has raised, as jax does: JaxRuntimeError with its text.
+        """Waits for a step with callbacks and raises what one has raised, as jax does: JaxRuntimeError with its text.
 
         Args:
             results: of the step.
@@ -166,12 +171,22 @@ class Callbacks:
         Raises:
             ClusterError: a callback waited for threads that its own step holds.
         """
-        began, ends = time.monotonic(), math.inf
-        for array in jax.tree.leaves(results):
-            while not array.is_ready() and time.monotonic() < ends:
-                time.sleep(min(0.01, 0.05 * (time.monotonic() - began)))
-                if self.stuck is not None and ends == math.inf:
-                    ends = time.monotonic() + _END_S
+        if not self.guards:
+            return
+        over = threading.Event()
+
+        def wait() -> None:
+            with suppress(Exception):  # raised below
+                jax.block_until_ready(results)
+            with self.changed:
+                over.set()
+                self.changed.notify_all()
+
+        # A step whose call is stuck may never end.
+        threading.Thread(target=wait, name="end of a step", daemon=True).start()
+        with self.changed:
+            self.changed.wait_for(lambda: over.is_set() or self.stuck is not None)
+            self.changed.wait_for(over.is_set, _END_S)
         self.raise_stuck()
         jax.block_until_ready(results)
         jax.effects_barrier()
@@ -180,6 +195,15 @@ class Callbacks:
             self.raised.clear()
             text = "".join(traceback.format_exception(first))
             raise jax.errors.JaxRuntimeError(f"INTERNAL: a callback raised {type(first).__name__}: {text}") from first
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Raises the error of a call that was given up in place of the error that jax makes of it."""
+        try:
+            yield
+        except jax.errors.JaxRuntimeError:
+            self.raise_stuck()
+            raise
 
     def raise_stuck(self) -> None:
         """Raises the error of a call that was given up, once."""

@@ -150,9 +150,12 @@ def _in_threads(
         for thread in threads:
             thread.join()
     if errors:
-        raise errors[0]
+        with pipeline.lowered.callbacks.explained():
+            raise errors[0]
     outputs = outputs_of_updates(flow.dataflow, flow.replaces, lambda s, b: workers[s].arrays[b])
-    return pipeline.joined(outputs), tuple(done[s] for s in sorted(done))
+    joined = pipeline.joined(outputs)
+    pipeline.lowered.callbacks.check(joined)
+    return joined, tuple(done[s] for s in sorted(done))
 
 
 def _start(pipeline: PipelineProgram, flow: AmpFlow, placed: Sequence[Any]) -> dict[tuple[int, Buffer], Any]:

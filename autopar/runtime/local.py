@@ -119,8 +119,7 @@ class LocalProgram(LoadedStep):
                 smallest = result[self.smallest]
                 LAUNCHES.launched([smallest])
                 LAUNCHES.follow(frozenset(smallest.sharding.device_set), [smallest])
-        if self.program.callbacks.guards:
-            self.program.callbacks.check(result)
+        self.program.callbacks.check(result)
         if self.uncommitted and self._any_committed(leaves):
             return [jax.device_put(r, r.sharding) for r in result]
         return result

@@ -196,19 +196,14 @@ class PipelineProgram(LoadedStep):
             inputs = self.by_name(self.without_aliases([*placed, *self.constants]))
             here = self.placed_batch(inputs)
             step = self.prepare(frozenset(here))
-            try:
-                workers = self.carry_out(step, self.start(inputs, here))
-            except jax.errors.JaxRuntimeError:
-                self.lowered.callbacks.raise_stuck()
-                raise
+            workers = self.carry_out(step, self.start(inputs, here))
             outputs = {n: self.output(workers, n, end) for n, end in enumerate(self.places.ends)}
             shared = self.broadcast.tell(outputs)
             give_up(leaves, self.donated)
             give_up(placed, self.donated)
             joined = self.joined({**outputs, **shared})
             LAUNCHES.launched([a for a in joined if a.sharding.addressable_devices])
-        if self.lowered.callbacks.guards:
-            self.lowered.callbacks.check(joined)
+        self.lowered.callbacks.check(joined)
         return joined
 
     def carry_out(self, step: StepLists, start: dict[tuple[int, Buffer], Any]) -> dict[int, Worker]:
@@ -220,7 +215,8 @@ class PipelineProgram(LoadedStep):
         """
         in_flight = InFlight(self.broadcast.mesh)
         workers = self.workers(PermuteLinks(step.exchanges, in_flight).link, start)
-        step.carry_out(self.process, workers, self._over_processes, in_flight)
+        with self.lowered.callbacks.explained():
+            step.carry_out(self.process, workers, self._over_processes, in_flight)
         return workers
 
     def workers(self, link: Callable[[int], WorkerLink], start: dict[tuple[int, Buffer], Any]) -> dict[int, Worker]:

@@ -324,6 +324,7 @@ class _OnLists:
         if not drain:
             with LAUNCHES:
                 outputs.update(pipeline.broadcast.tell(outputs))
+        pipeline.lowered.callbacks.check((outputs, left))
         return outputs, left
 
 

@@ -321,6 +321,58 @@ def test_an_exception_of_a_callback_in_a_stage_is_raised_after_the_step():
     np.testing.assert_allclose(f(ws, x), step(ws, x), rtol=1e-6)
 
 
+@pytest.mark.parametrize("schedule", ["pipedream", "2bw", "ampnet"])
+def test_an_exception_of_a_callback_without_a_flush_is_raised_after_the_call(schedule):
+    """The state of the call that failed is still there."""
+    fails = [False]
+
+    @jax.custom_jvp
+    def doubled(y):
+        def call(v):
+            if fails[0]:
+                raise ValueError("mine")
+            return np.asarray(v) * 2
+
+        return jax.pure_callback(call, jax.ShapeDtypeStruct(y.shape, y.dtype), y)
+
+    doubled.defjvp(lambda p, t: (doubled(*p), 2 * t[0]))
+
+    def step(ws, x):
+        def loss(ws):
+            y = x
+            for w in ws:
+                y = jnp.tanh(y @ w) + doubled(w.sum())
+            return (y**2).mean()
+
+        value, grads = jax.value_and_grad(loss)(ws)
+        return [w - 0.1 * g for w, g in zip(ws, grads, strict=True)], value
+
+    ws, x = [jnp.eye(8) / 2] * 4, jnp.ones((8, 8))
+    f = parallelize(step, num_stages=2, num_microbatches=2, schedule=schedule)
+    state, value = f(ws, x)
+    again = f(state, x)[1]
+    fails[0] = True
+    for given in (ws, state):
+        with pytest.raises(jax.errors.JaxRuntimeError, match=r"ValueError[\s\S]*mine") as raised:
+            f(given, x)
+        assert isinstance(raised.value.__cause__, ValueError)
+    fails[0] = False
+    if schedule == "ampnet":  # its order is made while it runs
+        assert np.isfinite(f(ws, x)[1])
+    else:
+        assert float(f(ws, x)[1]) == float(value) and float(f(state, x)[1]) == float(again)
+
+
+def test_the_end_of_a_step_with_callbacks_is_not_polled(monkeypatch):
+    def slow(v):
+        threading.Event().wait(0.2)
+        return np.asarray(v)
+
+    f = parallelize(lambda x: jax.pure_callback(slow, jax.ShapeDtypeStruct(x.shape, x.dtype), x), search=Manual(dp=8))
+    monkeypatch.setattr(time, "sleep", lambda s: pytest.fail(f"slept {s} s"))
+    np.testing.assert_array_equal(f(X), X)
+
+
 @pytest.mark.parametrize(
     ("returned", "text"),
     [

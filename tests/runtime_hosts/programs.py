@@ -363,6 +363,22 @@ def slow_network(o: dict[str, Any]) -> Any:
     return {**found, "CPUs": parallel.compile(*args).plan.num_stages}
 
 
+def slow_callback(o: dict[str, Any]) -> Any:
+    """A first step whose callback takes longer than connections may take to open."""
+    seen = []
+
+    def slow(v: Any) -> Any:
+        seen.append(time.sleep(o["takes_s"]))
+        return np.asarray(v) * 2
+
+    def step(x: Any) -> Any:
+        return jax.pure_callback(slow, jax.ShapeDtypeStruct(x.shape, x.dtype), x) + x.sum()
+
+    x = np.arange(16.0).reshape(8, 2)
+    y = local(autopar.parallelize(step, search=autopar.search.Manual(dp=o["devices"] * o["processes"]))(x))
+    return {"right": bool((y == 2 * x + x.sum()).all()), "calls": len(seen)}
+
+
 def lose(o: dict[str, Any]) -> Any:
     """Steps without end, of which one process sees few."""
     x = np.ones((16, 64)) / 64

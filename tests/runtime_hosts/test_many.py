@@ -56,6 +56,12 @@ def check_errors(worlds: Sequence[Any]) -> None:
 
 
 @pytest.mark.slow
+def test_a_callback_may_take_longer_than_connections_take_to_open() -> None:
+    found = results(run("slow_callback", devices=2, takes_s=33))
+    assert [f["right"] for f in found] == [True, True] and [f["calls"] for f in found] == [1, 0]
+
+
+@pytest.mark.slow
 def test_a_plan_for_512_hosts_needs_no_other_process() -> None:
     (alone,) = results(run("far", 1))
     assert alone[0] == 4096

@@ -47,7 +47,9 @@ class PipelineWithoutFlush:
     calls: Windows | AmpFlow
 
 
-def lower_without_flush(step: Step, plan: Plan, arguments: Set[str], platform: str = "cpu") -> PipelineWithoutFlush:
+def lower_without_flush(
+    step: Step, plan: Plan, arguments: Set[str], platform: str = "cpu", *, keeps: bool = False
+) -> PipelineWithoutFlush:
     """Programs of ``plan``, whose stages update each for itself, and what its calls carry out.
 
     Args:
@@ -55,6 +57,7 @@ def lower_without_flush(step: Step, plan: Plan, arguments: Set[str], platform: s
         plan: a plan with several stages.
         arguments: names of the step's inputs that a call brings; the others are constants.
         platform: jax's name of the kind of devices.
+        keeps: whether exceptions of callbacks are kept for whoever runs the pipeline.
 
     Raises:
         ScheduleError: the step needs a flush: an update takes something of other stages, or of a part of the batch what
@@ -64,7 +67,8 @@ def lower_without_flush(step: Step, plan: Plan, arguments: Set[str], platform: s
     schedule, stages, microbatches = plan.schedule, plan.num_stages, plan.num_microbatches
     versions = None if is_ampnet(schedule) else VersionMap(schedule, stages, microbatches)
     every = numbers_of(schedule, stages)[1] if versions is None else versions.update_every
-    cut = cut_programs(step, plan, platform, Callbacks(platform == "cpu"), separate_state=True)
+    callbacks = Callbacks(by_buffers=platform == "cpu", keeps=keeps)
+    cut = cut_programs(step, plan, platform, callbacks, separate_state=True)
     _check_crossing(step.graph, cut.map, schedule)
     _check_phases(step.graph, cut.map, schedule)
     shared = _shared_programs(step.program, cut, schedule)
@@ -81,7 +85,7 @@ def lower_without_flush(step: Step, plan: Plan, arguments: Set[str], platform: s
         audit_lists(calls)
     if every < microbatches:
         _check_shares(step.graph, dataflow, schedule)
-    pipeline = LoweredPipeline(plan, cut.map, programs, build(cut.table, dataflow))
+    pipeline = LoweredPipeline(plan, cut.map, programs, build(cut.table, dataflow), callbacks)
     return PipelineWithoutFlush(pipeline, calls)
 
 

@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -59,8 +59,7 @@ def main(number: int | None, minutes: float, processes: int, seed: str, report: 
         results = Path(folder) / "results.jsonl"
         randomly = str(random.Random(drawn_by).randrange(2**31))
         ended = list(pool.map(lambda unit: run(python, unit, results, randomly, seconds_from_now), tests))
-        lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []
-    outcomes = [json.loads(line) for line in lines]
+        outcomes = [line for line in _lines(results) if line["outcome"] != "begun"]
     counts = Counter(outcome["outcome"] for outcome in outcomes)
     failed = frozenset(outcome["test"] for outcome in outcomes if outcome["outcome"] == "failed")
     known, gating = recorded(), []
@@ -69,7 +68,7 @@ def main(number: int | None, minutes: float, processes: int, seed: str, report: 
         click.echo(f"FAILED {test}" + ("" if test in known else " (no run has recorded that it passed)"))
     if keep:
         record({o["test"]: o["cpu_s"] for o in outcomes if o["outcome"] == "passed"}, failed)
-    # A process that failed without a test of its own that did: a file that cannot be imported, or a crash.
+    # A process that failed without a test of its own that did: a file that cannot be imported.
     broken = [u.files for u, how in zip(tests, ended, strict=True) if how == "failed" and not _in(failed, u)]
     cut, cpu_s = sum(how == "cut" for how in ended), sum(outcome["cpu_s"] for outcome in outcomes)
     click.echo(f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped, {cpu_s:.0f} CPU s")
@@ -126,7 +125,23 @@ def run(python: Path, unit: Unit, results: Path, seed: str, until_s: float) -> s
             return "passed"
         output.seek(0)
         click.echo(output.read())
+    _fail_unended(results, process.pid)
     return "failed"
+
+
+def _lines(results: Path) -> list[dict[str, Any]]:
+    """Lines of a file of results: see `tests.shards.bounded`."""
+    lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def _fail_unended(results: Path, pid: int) -> None:
+    """Adds a failure of the test in which a process died, by its timeout or a crash, if there is one."""
+    lines = _lines(results)
+    ended = {line["test"] for line in lines if line["outcome"] != "begun"}
+    died = [line["test"] for line in lines if line.get("pid") == pid and line["test"] not in ended]
+    with results.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps({"test": test, "outcome": "failed", "cpu_s": 0.0}) + "\n" for test in died)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

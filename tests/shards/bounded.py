@@ -1,11 +1,12 @@
 """A pytest plugin: one piece of the tests of a file, none that may take longer than a shard; results line by line.
 
-`tests.shards` loads it in processes that it may end at any time: a line a test says what is known by then.
+`tests.shards` loads it in processes that it may end at any time: lines say which tests have begun, and how they ended.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ def _timeout_s(item: pytest.Item) -> float:
 
 
 class Results:
-    """Writes the outcome of each test and its CPU seconds.
+    """Writes when each test begins, in which process, and its outcome and CPU seconds.
 
     Args:
         path: of the file; it is appended to.
@@ -46,15 +47,23 @@ class Results:
         self.path = path
         self.outcomes: dict[str, str] = {}
 
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """A line for a test that begins: a process that dies in it writes no other."""
+        self._write({"test": nodeid, "outcome": "begun", "cpu_s": 0.0, "pid": os.getpid()})
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """A line for what failed, was skipped, or passed, when the test has ended."""
         if report.when == "call" or report.outcome != "passed":
             self.outcomes[report.nodeid] = report.outcome
         if report.when == "teardown":
             seconds = dict(report.user_properties).get("cpu_s", 0.0)  # see tests/conftest.py
-            line = {"test": report.nodeid, "outcome": self.outcomes.pop(report.nodeid, "skipped"), "cpu_s": seconds}
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+            self._write(
+                {"test": report.nodeid, "outcome": self.outcomes.pop(report.nodeid, "skipped"), "cpu_s": seconds}
+            )
+
+    def _write(self, line: dict[str, object]) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -56,6 +56,7 @@ def written(folder: Path, less: int, seconds: float = 0.0) -> str:
 
 def outcomes(path: Path) -> dict[str, str]:
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    lines = [line for line in lines if line["outcome"] != "begun"]
     assert all(line["cpu_s"] >= 0.0 for line in lines)
     return {line["test"].rpartition("::")[2]: line["outcome"] for line in lines}
 
@@ -76,6 +77,21 @@ def test_tests_are_ended_with_the_time(tmp_path) -> None:
     assert shards.run(PYTHON, Unit((file,), 0, 1), results, "1", time.monotonic() + 4) == "cut"
     assert shards.run(PYTHON, Unit((file,), 0, 1), results, "1", time.monotonic() - 1) == "cut"
     assert "test_waits" not in outcomes(results)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("known", "code"), [(True, 1), (False, 0)])
+def test_the_test_in_which_a_process_dies_fails(tmp_path, monkeypatch, known, code) -> None:
+    """A timeout ends the process, which writes no outcome: it counts like any other failure of that test."""
+    file = tmp_path / "test_drawn.py"
+    file.write_text("import os\nimport pytest\n\n@pytest.mark.slow\ndef test_dies():\n    os._exit(1)\n")
+    monkeypatch.setattr(shards, "ROOT", tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr(shards, "units", lambda part: iter([Unit((file.name,), 0, 1)]))
+    monkeypatch.setattr(shards, "recorded", lambda: {"test_drawn.py::test_dies": 1.0} if known else {})
+    done = CliRunner().invoke(shards.main, ["2", "--minutes", "10", "--report"])
+    assert "FAILED test_drawn.py::test_dies" in done.output and "0 passed, 1 failed" in done.output
+    assert done.exit_code == code
 
 
 @pytest.mark.slow

@@ -107,6 +107,7 @@ WORK, MESH_RELAXATIONS = (
 )
 #: Relaxations by number of stages.
 _StageEstimates: TypeAlias = dict[int, EqualStages]
+_UNEQUAL = "the whole step on the devices of one of nearly as many equal stages with the bubble, an estimate"
 _INTERLEAVED = "interleaved stages by the whole step on the devices of one worker, an estimate"
 
 
@@ -328,7 +329,8 @@ class Decision:
             return
         most = policy.enumeration.most_ranked_per_stage * stages
         some = [m for m in possible if m <= most] or [min(possible)]
-        relaxation = Relaxation(WHOLE_STEP, policy.effort.whole_step)
+        # What unequal stages take longer than equal ones says nothing of equal ones.
+        relaxation = Relaxation(WHOLE_STEP if equal.stages == stages else _UNEQUAL, policy.effort.whole_step)
         ranked = sorted(some, key=lambda m: (equal.step_s(m), m))
         if not is_large(self.problem):
             least_s = equal.least_s(possible, left)

@@ -11,7 +11,8 @@ seconds of a step. Constraints: those of each plan. `explored` is where a caller
 A relaxation of a region says two numbers: seconds that no plan of it is below, or is taken not to be below
 (``least_s``), and seconds that its best plan is expected to take. The second is corrected by the plans of the same
 search: plans have taken at least ``ratio`` times what the relaxation said of their regions, so that others are
-closed where ``1 - spread`` of that is no faster, or saves less than is worth the work that such a region took.
+closed where ``1 - spread`` of that is no faster, or saves less than is worth the work that such a region took. Before
+there is such a plan the usual ratio stands for it, and the spread counts while little is spent (`EffortPolicy.spent`).
 """
 
 from __future__ import annotations
@@ -92,9 +93,10 @@ class OpenRegion:
             return self.only_without
         if self.relaxation is None:
             return None
-        spread, ratio = self.relaxation.policy.spread, known.ratio(self.relaxation)
-        times = (1 - spread) * ratio if ratio else self.relaxation.policy.usual * (spread < 1)
-        gap, expected_s = effort.gap_after(work), times * self.expected_s
+        policy, ratio = self.relaxation.policy, known.ratio(self.relaxation)
+        # Without a plan of such a region it may be off by the spread, for as long as a plan costs little.
+        spread = policy.spread if ratio or policy.spread == 1 else policy.spread * (1 - effort.spent(work))
+        gap, expected_s = effort.gap_after(work), (1 - spread) * (ratio or policy.usual) * self.expected_s
         longer = known.works.get(self.relaxation.name, 0) / max(1, work)
         if self.least_s >= (1 - gap) * known.best_s or expected_s >= (1 - gap - effort.price * longer) * known.best_s:
             return Bounded(self.relaxation.name, max(self.least_s, expected_s))

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Trials(Generic[C, T]):
-    """Plans configurations one after another and remembers what failed.
+    """Plans configurations one after another and remembers what failed, and the least bound of what was closed.
 
     Args:
         attempt: plans a configuration, which must stay below so many seconds, else the answer may be `Bounded`. Where
@@ -76,7 +76,7 @@ class Trials(Generic[C, T]):
                 self.failures[configuration] = error
                 continue
             if isinstance(answer, Bounded):
-                self.bounded = answer
+                self.bounded = min(filter(None, (self.bounded, answer)), key=lambda bounded: bounded.least_s or 0.0)
                 if ends_when_slower:
                     break
                 continue

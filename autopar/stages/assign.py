@@ -1,11 +1,11 @@
 """Every operator of a train step on its stages, given the cuts of the forward pass.
 
 Forward: the operators of a stage's layers. Backward: a backward operator runs where what it differentiates was
-computed. Cotangents travel from the last stage to the first; an operator goes to the highest stage, not above
-those of the cotangents that it reads, on which everything that it reads of the forward pass is there (a weight is on
-the stages that use it, an activation where it is made and where it is read). Update: where its largest known operand
-is; what depends on nothing of one stage (step counts, schedules of the learning rate) and constants run wherever they
-are read.
+computed. Cotangents travel from the last stage to the first; an operator goes to the highest stage, not above those of
+the cotangents that it reads, on which everything that it reads of the forward pass is there (a weight or an input of
+the batch is on the stages that use it, an activation where it is made and where it is read). Update: where its largest
+known operand is; what depends on nothing of one stage (step counts, schedules of the learning rate) and constants run
+wherever they are read.
 
 Sums of gradients of one parameter from several stages (tied embeddings) wait for the end of the loop: each stage adds
 up its own term, and one exchange a step joins them.
@@ -129,7 +129,7 @@ def _loop_stages(
             continue  # what is the same in every microbatch runs wherever it is read
         known = [cotangent[n] for n in names if n in cotangent]
         allowed = frozenset.intersection(*(reached[s] for s in known or [len(reached) - 1]))
-        held = [available[n] for n in names if n not in cotangent and n not in microbatching.batch and n in available]
+        held = [available[n] for n in names if n not in cotangent and n in available]
         if not allowed:
             separate.add(op.id)
         stage = _highest(held, allowed or reached[min(known)])

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from autopar.cost import total_flops
-from autopar.errors import PlanMismatchError
+from autopar.errors import MicrobatchError, PlanMismatchError
 from autopar.ir import Graph, Literal, Operator
 from autopar.ir.analysis import dependents
 from autopar.ir.fingerprint import structural_hash
+from autopar.ir.loops import Scan
 from autopar.ir.phases import phase_of
-from autopar.microbatch import Microbatching
+from autopar.microbatch import Microbatching, analyze
 
 #: Most layers that blocks make; of more blocks several are a layer.
 MOST_BLOCKS = 160
@@ -140,6 +141,61 @@ def _cut_bytes(graph: Graph, microbatching: Microbatching, operators: list[Opera
         change[produced_at[name]] += nbytes
         change[end] -= nbytes
     return np.cumsum(change)[: len(operators)]
+
+
+@dataclass(frozen=True)
+class ForwardCuts:
+    """Places where the forward pass of all examples can be cut, in running order.
+
+    Args:
+        first: by place the least share of the FLOPs that is before it.
+        last: by place the greatest share that is before it: a loop over layers can be cut after any of its trips.
+        nbytes: by place the bytes that cross it.
+    """
+
+    first: np.ndarray
+    last: np.ndarray
+    nbytes: np.ndarray
+
+    @staticmethod
+    def of(graph: Graph) -> ForwardCuts:
+        """The places of a train step; none where it has no batch, or computes nothing."""
+        try:
+            microbatching = analyze(graph, 1)
+        except MicrobatchError:
+            return ForwardCuts(*np.zeros((3, 0)))
+        operators = forward_operators(graph, microbatching)
+        flops = np.array([total_flops(graph, op) for op in operators])
+        if not flops.sum():
+            return ForwardCuts(*np.zeros((3, 0)))
+        before = np.concatenate([[0.0], np.cumsum(flops) / flops.sum()])
+        between = _cut_bytes(graph, microbatching, operators)
+        places = [(share, share, nbytes) for share, nbytes in zip(before[1:-1], between[:-1], strict=True)]
+        for n, op in enumerate(operators):
+            if op.primitive == "scan" and Scan.of(op).length > 1:
+                read = {o for later in operators[n + 1 :] for o in later.reads}
+                passing = between[n] - sum(v.type.nbytes for v in op.results if v.name in read)
+                places.append((before[n], before[n + 1], passing + _carried_bytes(graph, op, operators[:n])))
+        return ForwardCuts(*np.array(places).reshape(-1, 3).T)
+
+    def boundary_bytes(self, stages: int) -> tuple[float, ...]:
+        """Bytes that cross each boundary of so many stages at least, which may be half a stage from even ones."""
+        if not self.nbytes.size:
+            return (0.0,) * (stages - 1)
+        least = []
+        for k in range(1, stages):
+            distance = np.maximum(np.maximum(self.first - k / stages, k / stages - self.last), 0.0)
+            near = distance <= max(0.5 / stages, float(distance.min()))
+            least.append(float(self.nbytes[near].min()))
+        return tuple(least)
+
+
+def _carried_bytes(graph: Graph, loop: Operator, before: Sequence[Operator]) -> int:
+    """Bytes that the trips of a scan send on: carries, and what ``before``, the operators before it, make for all."""
+    consts, carries, _ = Scan.of(loop).split(loop.operands)
+    varying = {v.name for op in before for v in op.results}
+    sent = dict.fromkeys(o for o in consts if not isinstance(o, Literal) and o in varying)
+    return sum(graph.type_of(o).nbytes for o in (*carries, *sent))
 
 
 def _best_ends(flops: np.ndarray, cuts: np.ndarray, count: int, slack: float) -> list[int]:

@@ -56,7 +56,7 @@ def test_ctrl_c_gives_the_best_plan_that_is_known():
         if sum("into stages" in line for line in lines) and lines[0] != line:
             raise KeyboardInterrupt
 
-    plan = planned(toy(4, bandwidth=1e6), progress=interrupt)
+    plan = planned(toy(4, bandwidth=1e7), progress=interrupt)
     assert any(NOTE in note and "Ctrl-C" in note for note in plan.notes)
     assert plan.num_stages == 1, "one stage was planned before pipelines were tried"
     assert "best so far" in lines[-1] and "best so far" not in lines[0]

@@ -42,6 +42,26 @@ def test_free_on_one_node_is_as_fast_as_what_is_asked_for():
     assert free.search.lower_bound <= free.step_time
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("nodes", "devices", "bandwidth", "latency_s", "layers", "hidden", "asked"),
+    [(2, 4, 2.26e7, 1.23e-4, 8, 256, (8, 16)), (1, 4, 4.8e6, 7.1e-6, 6, 64, (2, 16))],
+)
+def test_free_is_as_fast_as_drawn_stages_that_are_asked_for(
+    nodes, devices, bandwidth, latency_s, layers, hidden, asked
+):
+    """Stages of one device on two nodes; and two stages, where others send for as long as they compute."""
+    one = node(devices, bandwidth)
+    link = LinkSpec(bandwidth, latency_s)
+    group = replace(one.groups[0], count=nodes, intra=link, inter=LinkSpec(bandwidth, 4 * latency_s))
+    cluster = replace(one, groups=(group,))
+    fn, args = mlp.build(abstract=True, layers=layers, hidden=hidden, batch=64)
+    free = autopar.parallelize(fn, cluster=cluster).plan(*args)
+    stages, count = asked
+    given = autopar.parallelize(fn, cluster=cluster, num_stages=stages, num_microbatches=count).plan(*args)
+    assert free.step_time <= 1.01 * given.step_time
+
+
 @pytest.mark.parametrize("name", ["data-parallel", "zero1", "megatron"])
 def test_a_plan_that_is_named_has_stages_only_where_asked_for(name):
     """The step is one that is faster in stages."""

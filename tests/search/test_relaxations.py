@@ -87,7 +87,8 @@ def _on_nodes(**subproblem: Any) -> Problem:
 def test_what_hides_is_no_part_of_the_seconds_to_stay_below() -> None:
     plan = alpa(_on_nodes())
     assert plan.step_time < 0.9 * plan.search.objective, "collectives hide, or are sent together"
-    again = alpa(_on_nodes(cutoff_s=1.01 * plan.step_time))
+    # What hides is taken from the mesh most like the machine: on that of the plan some 3% more does.
+    again = alpa(_on_nodes(cutoff_s=1.05 * plan.step_time))
     assert again.step_time == plan.step_time
     assert isinstance(alpa(_on_nodes(cutoff_s=0.1 * plan.step_time)), Bounded)
 

@@ -44,14 +44,14 @@ def test_every_number_of_stages_up_to_the_devices_is_told_once(free: Plan) -> No
     assert sum(row.work for row in free.search.trail) <= free.search.work
 
 
-def test_competitors_asked_for_by_name_take_about_as_long_as_told_and_longer_than_the_plan(free: Plan) -> None:
+def test_competitors_asked_for_by_name_take_no_less_than_told_and_longer_than_the_plan(free: Plan) -> None:
     step, args = perceptron(64, 64, 32, 64, 64)
     rows = [row for row in free.search.trail if row.form == "pipeline" and row.least_s]
     assert len(rows) >= 2
     for row in rows:
         for stages, _ in row.stages:
             asked = autopar.parallelize(step, cluster=toy(2, 2), donate_argnums=0, num_stages=stages).plan(*args)
-            assert asked.step_time == pytest.approx(row.least_s, rel=0.15)
+            assert asked.step_time >= 0.85 * row.least_s, "estimates err by as much; other rows say a bound"
             assert asked.step_time >= free.step_time
 
 

@@ -75,3 +75,12 @@ def test_each_is_given_the_seconds_of_the_fastest_before():
     assert given == [4.0, 3.0, 3.0, 2.0]
     assert Trials(attempt).run(seconds, seconds=float, ends=lambda s: s < 2.5) == [3.0, 2.0]
     assert Trials(attempt).run(seconds, cutoff_s=2.5, ends_when_slower=True) == []
+
+
+@pytest.mark.parametrize("bounds", [(3.0, 5.0), (5.0, 3.0), (None, 3.0), (3.0, None)])
+def test_what_closed_all_of_them_is_the_least(bounds):
+    """None of the region is told to take longer than the fastest of it might."""
+    least = iter(bounds)
+    made = Trials(lambda configuration, cutoff_s, explain: Bounded("its bound", next(least)))
+    assert made.run([StepForm(1, "none"), StepForm(2, "none")]) == []
+    assert made.bounded == Bounded("its bound", None if None in bounds else 3.0)

@@ -1,19 +1,20 @@
 """Layers into stages on submeshes: the dynamic program of Alpa (OSDI'22, section 5.2), with memory.
 
-    minimize   sum_i t_i + (m - 1) * max_i t_i
+    minimize   sum_i t_i + (m - 1) * max_i b_i
     over       cuts of the layers 0..L-1 into consecutive stages, and a submesh for each, which together
                use all devices
     subject to fixed_i + min(m, stages from i to the last) * held_i <= limit   for every stage i
 
 What a stage recomputes instead of keeping it is chosen with it: the fastest level that fits.
 
-t_i is the time of one microbatch on stage i: forward, backward, what it sends, and its share 1/m of what is done
-once a step. For every bound t_max on max t_i, in rising order, F(s, k, d), the least sum of t with layers k..L-1 on d
-devices in s stages, is found from the last stage backward:
+t_i is the time of one microbatch on stage i: forward, backward, what it sends, and its share 1/m of what is done once a
+step. b_i is the time between two microbatches (`between_s`): sends run next to what is computed, where Alpa, which
+sends between passes, has t_i. For every bound b_max on max b_i, in rising order, F(s, k, d), the least sum of t with
+layers k..L-1 on d devices in s stages, is found from the last stage backward:
 
-    F(s, k, d; t_max) = min over i, submesh of t(k..i) + F(s - 1, i + 1, d - |submesh|; t_max),  F(0, L, 0) = 0
+    F(s, k, d; b_max) = min over i, submesh of t(k..i) + F(s - 1, i + 1, d - |submesh|; b_max),  F(0, L, 0) = 0
 
-The search begins at the least bound that has an answer, found by halving, and stops where (m - 1) * t_max and the
+The search begins at the least bound that has an answer, found by halving, and stops where (m - 1) * b_max and the
 least sum under no bound reach the best objective found. Where the cluster has groups of
 different devices, d counts those of each group, a submesh lies in one group, and the limit is that of its devices.
 
@@ -127,6 +128,21 @@ Array = NDArray[np.float64]
 _MOST_SUMS = 4_000_000
 
 
+def between_s(computed_s: Array | float, sent_s: Array | float) -> Array:
+    """Seconds between two microbatches in the middle of a step.
+
+    A stage computes one while the next is sent, and each boundary sends in both directions at once. The stage before
+    the last one has three microbatches in flight where it sends ahead (eager 1F1B), and each of them is away for two
+    sends and two stages.
+
+    Args:
+        computed_s: seconds that a stage computes of one microbatch, forward and backward.
+        sent_s: seconds of one of its messages in one direction.
+    """
+    between: Array = np.maximum(np.maximum(computed_s, sent_s), 2 * (computed_s + sent_s) / 3)
+    return between
+
+
 @dataclass(frozen=True)
 class StageCosts:
     """Costs of every run of layers on every submesh.
@@ -137,6 +153,8 @@ class StageCosts:
         fixed_bytes: likewise bytes a device that do not depend on the schedule.
         activation_bytes: likewise bytes a device of each microbatch in flight.
         groups: node group of each kind; all are of the first unless given.
+        sent_s: [kind, first, last] seconds of ``seconds`` in which it sends; 0 for None.
+        slowest_s: likewise those of a message across its slower boundary; 0 for None.
         others: the same stages where more is recomputed: slower, with fewer activations.
     """
 
@@ -145,6 +163,8 @@ class StageCosts:
     fixed_bytes: Array
     activation_bytes: Array
     groups: tuple[int, ...] = ()
+    sent_s: Array | None = None
+    slowest_s: Array | None = None
     others: tuple[StageCosts, ...] = ()
 
     def fitting_s(self, in_flight: int, limit_bytes: Array) -> Array:
@@ -159,10 +179,16 @@ class StageCosts:
         fastest: Array = np.minimum.reduce(levels)
         return fastest
 
+    def between_s(self, seconds: Array) -> Array:
+        """Seconds between two microbatches of stages that take ``seconds``, at whatever level of recomputation."""
+        if self.sent_s is None or self.slowest_s is None:
+            return seconds
+        return between_s(seconds - self.sent_s, self.slowest_s)
+
     @property
     def distinct_s(self) -> Array:
-        """All finite seconds, rising."""
-        every = [self.seconds, *(o.seconds for o in self.others)]
+        """All finite seconds between two microbatches, rising."""
+        every = [self.between_s(costs.seconds) for costs in (self, *self.others)]
         return np.unique(np.concatenate([s[np.isfinite(s)] for s in every]))
 
     def group(self, kind: int) -> int:
@@ -295,11 +321,12 @@ def _within(
     ``seconds`` are those of stages that fit, by the number of stages from theirs to the last, less one.
     """
     n, most = costs.num_layers, len(seconds)
+    between = [costs.between_s(some) for some in seconds]
     total = np.full((most + 1, n + 1, *(d + 1 for d in devices)), np.inf)
     total[(0, n, *(0 for _ in devices))] = 0.0
     last_of, kind_of = np.zeros(total.shape, np.int64), np.zeros(total.shape, np.int64)
     for s in range(1, most + 1):
-        fits = np.isfinite(seconds[s - 1]) & (seconds[s - 1] <= bound)
+        fits = np.isfinite(seconds[s - 1]) & (between[s - 1] <= bound)
         fits &= np.isfinite(total[s - 1].reshape(n + 1, -1)).any(axis=1)[1:]
         begin, end = max(0, (num_stages or s) - s), n + 1 - s
         for kind, size in enumerate(costs.sizes):
@@ -328,21 +355,17 @@ def _within(
     best = min(((float(total[(s, 0, *devices)]), s) for s in choices), default=(np.inf, 0))
     if not np.isfinite(best[0]):
         return None
-    stages = []
-    times = []
+    stages, times, slowest_s = [], [], 0.0
     s, k, free = best[1], 0, devices
     while s:
         last, kind = int(last_of[s, k, *free]), int(kind_of[s, k, *free])
         stages.append(Slice(k, last, kind))
         times.append(float(seconds[s - 1][kind, k, last]))
+        slowest_s = max(slowest_s, float(between[s - 1][kind, k, last]))
         free = tuple(d - costs.sizes[kind] if g == costs.group(kind) else d for g, d in enumerate(free))
         s, k = s - 1, last + 1
-    return Slicing(tuple(stages), objective(times, microbatches), float(sum(times)))
-
-
-def objective(seconds: Sequence[float], microbatches: int) -> float:
-    """Seconds of a step of a pipeline whose stages take ``seconds`` a microbatch."""
-    return float(sum(seconds) + (microbatches - 1) * max(seconds))
+    sum_s = float(sum(times))
+    return Slicing(tuple(stages), sum_s + (microbatches - 1) * slowest_s, sum_s)
 
 
 _ROUNDING = 1e-9

@@ -109,10 +109,13 @@ def stage_costs(profiler: CostsOfLayers, kinds: Sequence[Submesh]) -> StageCosts
     shape = (len(kinds), n, n)
     levels = levels_of(problem.job.remat)
     by_level = [tuple(np.full(shape, np.inf) for _ in range(3)) for _ in levels]
+    sent_s, slowest_s = np.zeros(shape), np.zeros(shape)
     cuts = np.array([0.0, *layers.cut_bytes])
     for kind, submesh in enumerate(kinds):
         costs, _ = profiler.on(submesh)
         sends = boundary_s(problem.cluster, submesh, layers)
+        sent_s[kind] = sends[:-1, None] + sends[1:]
+        slowest_s[kind] = np.maximum(sends[:-1, None], sends[1:])
         once, state = _sums(costs.once_s / count), _sums(costs.state_bytes)
         for level, (seconds, fixed, held) in zip(levels, by_level, strict=True):
             at_level = costs.at_level(level)
@@ -121,12 +124,14 @@ def stage_costs(profiler: CostsOfLayers, kinds: Sequence[Submesh]) -> StageCosts
             whole_layer = np.maximum(0.0, costs.activation_bytes - at_level.activation_bytes) + costs.temporary_bytes
             for first in range(n):
                 last = np.arange(first, n)
-                others_s = once[last + 1] - once[first] + sends[first] + sends[last + 1]
+                others_s = once[last + 1] - once[first] + sent_s[kind, first, last]
                 seconds[kind, first, last] = loop[last + 1] - loop[first] + others_s
                 fixed[kind, first, last] = state[last + 1] - state[first] + np.maximum.accumulate(whole_layer[first:])
                 held[kind, first, last] = kept[last + 1] - kept[first] + cuts[first] / submesh.size
     sizes, groups = tuple(k.size for k in kinds), tuple(k.group for k in kinds)
-    levels_costs = [StageCosts(sizes, seconds, fixed, held, groups) for seconds, fixed, held in by_level]
+    levels_costs = [
+        StageCosts(sizes, seconds, fixed, held, groups, sent_s, slowest_s) for seconds, fixed, held in by_level
+    ]
     return replace(levels_costs[0], others=tuple(levels_costs[1:]))
 
 

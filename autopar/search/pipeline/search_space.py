@@ -112,18 +112,16 @@ def stage_counts(problem: Problem, schedule: Schedule) -> list[int]:
     asked = problem.job.num_stages
     if asked is not None:
         return [asked]
-    devices, nodes = problem.cluster.num_devices, problem.cluster.num_nodes
+    devices = problem.cluster.num_devices
     tried = problem.subproblem.tried_stages
     if is_large(problem):
         worker_counts = stages_of_whole_nodes(problem)
         if tried is None:
             worker_counts = worker_counts[-1:]  # the fewest devices a stage
     else:
-        most = 2 * nodes if nodes > 1 else devices
-        powers = [s for s in (2, 4, 8, 16, 32, 64) if s <= most and devices % s == 0]
-        worker_counts = [s for s in powers if nodes == 1 or is_small(problem) or s * 2 > nodes / 2]
+        worker_counts = [2**k for k in range(1, devices.bit_length()) if devices % 2**k == 0]
         if is_of_few_operators(problem):
-            few = range(2, min(most, problem.policy.enumeration.most_stages_of_few) + 1)
+            few = range(2, min(devices, problem.policy.enumeration.most_stages_of_few) + 1)
             worker_counts = sorted({*worker_counts, *few})
     return [s * schedule.chunks for s in worker_counts if tried is None or s * schedule.chunks in tried]
 

@@ -3,12 +3,15 @@
 A pipeline of S equal stages runs each operator on D / S devices, and each device a share 1 / S of the operators. So a
 step that takes t where D / S devices run all of it, with what hides behind computing, takes in m microbatches
 
-    T = u t / S (m + (S - 1) / v) / m + 2 (S - 1) l
+    T = c (1 + (S - 1) / v) + (m - 1) b(c, v s) + 2 v f,    c = u t / (S m)
 
-where l is the least latency of a message. The heaviest stage has u times its share; v is the stages on each worker,
+where c is what a worker computes of one microbatch, s what the slowest boundary takes to send it on, b the time between
+two microbatches (`partition.between_s`), and f what all boundaries take one after the other: the first and the last
+microbatch pass all of them there and back. The heaviest stage has u times its share; v is the stages on each worker,
 whose bubble is that of 1F1B over v (Narayanan et al., 2021, section 2.2). Schedules with less of the bubble hold more
 activations: LLaMA 405B was planned a fifth slower by a third of it. T is an estimate and no bound: stages may be
-unequal, each has a mesh of its own, what they send each other takes longer, and as much need not be hidden.
+unequal, each has a mesh of its own, what they send may be split otherwise than its share for each device, and as much
+need not be hidden.
 """
 
 from __future__ import annotations
@@ -19,14 +22,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from autopar.cluster import Cluster, LogicalMesh
+from autopar.cost import send_s
 from autopar.errors import MicrobatchError
 from autopar.ir import Graph
 from autopar.plan import StepForm
 from autopar.search.mesh_search import MeshSearch
+from autopar.search.pipeline.partition import between_s
 from autopar.search.pipeline.search_space import unevenness
 from autopar.search.problem import Problem
 from autopar.search.source import StepSource
 from autopar.solver.memory import memory_floor
+from autopar.stages import ForwardCuts
 
 #: What closes a number of stages, in words.
 WHOLE_STEP = "the whole step on the devices of one stage with the bubble, an estimate"
@@ -44,7 +50,7 @@ class EqualStages:
         meshes: those that the next relaxation is on: the likeliest before there is one, then that of the fastest.
         estimates: (m, t / S) by rising m; where it is above what is of use, that.
         uneven: u.
-        latency_s: 2 (S - 1) l.
+        sends: by boundary the seconds of a message without bytes, and those of all bytes of a step in one direction.
         is_beyond: whether it is in the fewest microbatches.
     """
 
@@ -52,7 +58,7 @@ class EqualStages:
     meshes: tuple[LogicalMesh, ...]
     estimates: tuple[tuple[int, float], ...] = ()
     uneven: float = 1.0
-    latency_s: float = 0.0
+    sends: tuple[tuple[float, float], ...] = ()
     is_beyond: bool = False
 
     @staticmethod
@@ -70,9 +76,8 @@ class EqualStages:
         distances = {mesh: _mesh_distance(mesh.shape, like) for mesh in part.logical_meshes(None)} if like else {}
         near = sorted((m for m, d in distances.items() if d <= min(distances.values()) + 1e-9), key=lambda m: m.shape)
         uneven = unevenness(problem, stages)
-        latency_s = 2 * (stages - 1) * min(g.intra.latency_s for g in problem.cluster.groups)
         uneven = uneven if math.isfinite(uneven) else 1.0
-        return EqualStages(stages, tuple(dict.fromkeys([*meshes, *near])), uneven=uneven, latency_s=latency_s)
+        return EqualStages(stages, tuple(dict.fromkeys([*meshes, *near])), uneven=uneven, sends=_sends(problem, stages))
 
     def busy_s(self, count: int) -> float:
         """t / S in ``count`` microbatches."""
@@ -83,7 +88,9 @@ class EqualStages:
     def step_s(self, count: int, chunks: int = 1, uneven: float | None = None) -> float:
         """T; with ``chunks`` stages on each worker, of which the heaviest has ``uneven`` times its share."""
         times = self.uneven if uneven is None else uneven
-        return times * self.busy_s(count) * (count + (self.stages - 1) / chunks) / count + self.latency_s
+        each_s, slowest_s = times * self.busy_s(count) / count, chunks * max(self._messages_s(count), default=0.0)
+        filled_s = each_s * (1 + (self.stages - 1) / chunks) + 2 * chunks * sum(self._messages_s(count))
+        return filled_s + (count - 1) * float(between_s(each_s, slowest_s))
 
     def least_s(self, possible: Sequence[int], bubble_left: float) -> float:
         """Seconds in the best of some numbers of microbatches, with what weight gradients leave of the bubble of 1F1B.
@@ -93,10 +100,28 @@ class EqualStages:
             bubble_left: the share that is left where there is a microbatch for each stage. Of one microbatch it is
                 twice that: forward and backward passes are one chain.
         """
-        others = self.stages - 1
-        return self.latency_s + min(
-            self.busy_s(m) * (1 + bubble_left * (2 - min(1.0, (m - 1) / max(1, others))) * others / m) for m in possible
-        )
+        return min(self._least_s(count, bubble_left) for count in possible)
+
+    def _least_s(self, count: int, bubble_left: float) -> float:
+        others, messages_s = self.stages - 1, self._messages_s(count)
+        left = bubble_left * (2 - min(1.0, (count - 1) / max(1, others)))
+        bubble_s = left * (others * self.busy_s(count) / count + 2 * sum(messages_s))
+        return max(self.busy_s(count), count * max(messages_s, default=0.0)) + bubble_s
+
+    def _messages_s(self, count: int) -> list[float]:
+        """Seconds of the message of one microbatch, by boundary."""
+        return [begins_s + all_s / count for begins_s, all_s in self.sends]
+
+
+def _sends(problem: Problem, stages: int) -> tuple[tuple[float, float], ...]:
+    """See `EqualStages.sends`."""
+    size, cuts = problem.cluster.num_devices // stages, problem.graph.fact(ForwardCuts.of)
+    sends = []
+    for k, nbytes in enumerate(cuts.boundary_bytes(stages)):
+        source, target = (range(size * first, size * (first + 1)) for first in (k, k + 1))
+        begins_s = send_s(problem.cluster, 0.0, source, target)
+        sends.append((begins_s, send_s(problem.cluster, nbytes, source, target) - begins_s))
+    return tuple(sends)
 
 
 def equal_stages(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from autopar.search.pipeline.candidates import first_of
-from autopar.search.pipeline.partition import Slice, StageCosts, can_be_sliced, objective, slice_layers
+from autopar.search.pipeline.partition import Slice, StageCosts, can_be_sliced, slice_layers
 
 
 def random_costs(rng, layers, sizes, sparse):
@@ -24,6 +24,30 @@ def random_costs(rng, layers, sizes, sparse):
             fixed[kind, first, last] = rng.uniform(1, 4) * (last - first + 1) / sizes[kind]
             held[kind, first, last] = rng.uniform(0, 1)
     return StageCosts(tuple(sizes), seconds, fixed, held)
+
+
+def with_sends(rng, costs):
+    """``costs`` with what stages send across their two boundaries, some of which take longer than all they compute."""
+    n = costs.num_layers
+    sends = np.zeros((len(costs.sizes), n + 1))
+    sends[:, 1:n] = rng.choice([0.1, 0.5, 5.0], (len(costs.sizes), n - 1))
+    first, last = sends[:, :n, None], sends[:, None, 1:]
+    sent_s, slowest_s = first + last, np.maximum(first, last)
+    return dataclasses.replace(costs, seconds=costs.seconds + sent_s, sent_s=sent_s, slowest_s=slowest_s)
+
+
+def objective(times, betweens, microbatches):
+    """Seconds of a step of stages that take ``times`` a microbatch, with so long between two microbatches."""
+    return sum(times) + ((microbatches - 1) * max(betweens) if microbatches > 1 else 0.0)
+
+
+def between_s(costs, x, seconds):
+    """Seconds between two microbatches of a stage: what it computes, or sends across a boundary next to that."""
+    if costs.sent_s is None:
+        return seconds
+    at = (x.kind, x.first, x.last)
+    computed, sent = seconds - costs.sent_s[at], costs.slowest_s[at]
+    return max(computed, sent, 2 * (computed + sent) / 3)
 
 
 def with_recomputation(rng, costs):
@@ -57,7 +81,8 @@ def exhaustive(costs, devices, microbatches, limits, num_stages):
                     continue
                 stages = [Slice(a, b - 1, k) for a, b, k in zip(starts, ends, kinds, strict=True)]
                 times = [fastest_s(costs, x, min(microbatches, count - i), limits) for i, x in enumerate(stages)]
-                best = min(best, objective(times, microbatches))
+                betweens = [between_s(costs, x, t) for x, t in zip(stages, times, strict=True)]
+                best = min(best, objective(times, betweens, microbatches))
     return best
 
 
@@ -70,6 +95,7 @@ def test_it_is_exhaustive_search(seed):
     limit = float(rng.uniform(2, 12))
     stages = None if rng.random() < 0.7 else int(rng.integers(1, layers + 1))
     costs = random_costs(rng, layers, sizes, rng.choice([0.0, 0.3]))
+    costs = with_sends(rng, costs) if seed % 3 == 0 else costs
     costs = with_recomputation(rng, costs) if seed % 2 else costs
     found = slice_layers(costs, devices, microbatches, limit, stages)
     best = exhaustive(costs, (devices,), microbatches, (limit,), stages)
@@ -128,10 +154,20 @@ def test_memory_takes_more_stages():
     assert slice_layers(costs, 4, 4, 0.5) is None
 
 
-def test_the_objective_is_the_fill_and_the_slowest_stage_once_more_a_microbatch():
-    """sum t_i + (m - 1) max t_i, Zheng et al. (2022), equation 2."""
-    assert objective([1.0, 3.0, 2.0], 1) == 6.0
-    assert objective([1.0, 3.0, 2.0], 5) == 6.0 + 4 * 3.0
+@pytest.mark.parametrize(
+    ("sent", "expected"), [(0.0, 6.0 + 4 * 3.0), (1.0, 10.0 + 4 * 3.0), (3.0, 18.0 + 4 * 4.0), (9.0, 42.0 + 4 * 9.0)]
+)
+def test_the_objective_is_the_fill_and_the_slowest_stage_or_send_once_more_a_microbatch(sent, expected):
+    """Of stages that take 1, 3 and 2: without sends Zheng et al. (2022), equation 2."""
+    own, sends = [1.0, 3.0, 2.0], np.array([0.0, sent, sent, 0.0])
+    seconds = np.full((1, 3, 3), np.inf)
+    sent_s, slowest_s = (sends[:-1, None] + sends[1:])[None], np.maximum(sends[:-1, None], sends[1:])[None]
+    for n in range(3):
+        seconds[0, n, n] = own[n] + sent_s[0, n, n]
+    nothing = np.zeros_like(seconds)
+    costs = StageCosts((1,), seconds, nothing, nothing, sent_s=sent_s, slowest_s=slowest_s)
+    found = slice_layers(costs, 3, 5, 1.0)
+    assert found is not None and found.objective == expected
 
 
 @pytest.mark.parametrize("seed", range(60))

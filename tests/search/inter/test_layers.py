@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -49,3 +50,44 @@ def test_the_bytes_of_a_cut_are_those_of_what_crosses_it(count):
     found = layers.cluster(graph, analyze(graph, count), 2)
     assert len(found.members) == 2
     assert found.cut_bytes == (8 // count * 32 * 4,)
+
+
+def _in_a_loop(weights, x, memory):
+    """A stack of four layers, each of which reads ``memory``, between two products."""
+    head, stack, tail = weights
+    first = x @ head
+
+    def layer(y, w):
+        return jnp.tanh(y @ w) + memory @ w, None
+
+    y, _ = jax.lax.scan(layer, first, stack)
+    return (y + first) @ tail
+
+
+def test_a_loop_over_layers_is_cut_after_any_trip_and_sends_what_every_trip_reads():
+    weights = jnp.ones((4, 16)), jnp.ones((4, 16, 16)), jnp.ones((16, 2))
+
+    def forward(weights, batch):
+        x, memory = batch
+        return _in_a_loop(weights, x, memory + 0.0)
+
+    graph = traced(forward, (weights, (jnp.ones((8, 4)), jnp.ones((8, 16)))))[0].graph
+    cuts = layers.ForwardCuts.of(graph)
+    carried, first, memory = 8 * 16 * 4, 8 * 16 * 4, 8 * 16 * 4
+    # Half of the FLOPs lie inside of the loop: its carry, what is added after it, and what each trip reads cross it.
+    assert cuts.boundary_bytes(2) == (carried + first + memory,)
+
+
+def test_a_boundary_has_the_fewest_bytes_near_it():
+    def forward(weights, x):
+        for w in weights:
+            x = x @ w
+        return x
+
+    widths = [16, 64, 16, 64, 16]
+    weights = [jnp.ones(pair) for pair in itertools.pairwise(widths)]
+    graph = traced(forward, (weights, jnp.ones((8, 16))))[0].graph
+    cuts = layers.ForwardCuts.of(graph)
+    assert cuts.boundary_bytes(2) == (8 * 16 * 4,)
+    assert cuts.boundary_bytes(4) == (8 * 64 * 4, 8 * 16 * 4, 8 * 64 * 4), "within half a stage there is one place"
+    assert cuts.boundary_bytes(1) == ()

@@ -32,7 +32,7 @@ def model():
 def limit(model):
     """Bytes with which microbatches in flight do not fit as they would without a limit."""
     step, args = model
-    return int(parallelize(step, cluster=cluster(), remat="none", **OPTIONS).plan(*args).peak_memory * 0.9)
+    return int(parallelize(step, cluster=cluster(), remat="none", **OPTIONS).plan(*args).peak_memory * 0.88)
 
 
 def planned(model, limit, made, **options):

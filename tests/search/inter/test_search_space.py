@@ -92,17 +92,14 @@ def test_what_is_asked_for_is_what_is_tried():
     assert list(microbatches_and_stages(problem(48, job=asked), get("1f1b"))) == [(24, [6])]
 
 
-@pytest.mark.parametrize(
-    ("nodes", "counts"), [(1, [2, 3, 4, 8]), (2, [2, 3, 4]), (4, [2, 3, 4, 8]), (8, [2, 3, 4, 8, 16])]
-)
+@pytest.mark.parametrize(("nodes", "counts"), [(1, [2, 3, 4, 8]), (2, [2, 3, 4, 8, 16]), (8, [2, 3, 4, 8, 16, 32, 64])])
 def test_few_nodes_have_powers_of_two_and_small_steps_some_others(nodes, counts):
     few, sizes = problem(nodes), SizePolicy(few_operators=10**6)
     assert stage_counts(with_sizes(few, sizes), get("1f1b")) == counts
     powers = [s for s in counts if s != 3]
     small, larger = SizePolicy(few_operators=0, small_operators=10**6), SizePolicy(few_operators=0, small_operators=0)
     assert stage_counts(with_sizes(few, small), get("1f1b")) == powers
-    # Of others stages of more than three nodes are not tried.
-    assert stage_counts(with_sizes(few, larger), get("1f1b")) == [s for s in powers if nodes < 8 or s > 2]
+    assert stage_counts(with_sizes(few, larger), get("1f1b")) == powers
 
 
 def with_sizes(problem: Problem, sizes: SizePolicy) -> Problem:

@@ -12,6 +12,7 @@ from autopar.search.pipeline.whole_steps import EqualStages, equal_stages
 from autopar.search.policy import SearchPolicy
 from examples import mlp
 from tests.search.problems import toy
+from tests.simulate.helpers import simulated
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
 MESH = LogicalMesh((("x", 2),), ())
@@ -40,6 +41,19 @@ def test_what_is_left_of_the_bubble_counts_in_every_number_of_microbatches(v: fl
 
 def test_one_relaxation_says_that_more_microbatches_gain_the_bubble_alone() -> None:
     assert _equal_stages(4, (8, 1.0)).least_s(COUNTS, LEFT) == pytest.approx(1 + LEFT * 3 / 64)
+
+
+@pytest.mark.parametrize("sent", [0.0, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 10.0])
+@pytest.mark.parametrize(("stages", "count"), [(2, 4), (2, 16), (3, 8), (4, 2), (4, 32), (8, 16)])
+def test_the_estimate_is_what_eager_1f1b_takes_and_no_schedule_takes_less_than_the_least(
+    stages: int, count: int, sent: float
+) -> None:
+    """Equal stages by the simulator: a forward pass takes 1, a backward pass 2, a message in one direction ``sent``."""
+    equal = EqualStages(stages, (MESH,), ((count, 3.0 * count),), sends=((sent / 2, sent * count / 2),) * (stages - 1))
+    eager = float(simulated("eager-1f1b", stages, count, transfer=sent).step_time)
+    assert equal.step_s(count) == pytest.approx(eager, rel=0.13)
+    others = [simulated(f"zb-h{n}", stages, count, 1, 1, 1, sent).step_time for n in (1, 2)]
+    assert equal.least_s([count], LEFT) <= 1.001 * min(eager, *map(float, others))
 
 
 def test_stages_on_each_worker_divide_the_bubble() -> None:

@@ -65,6 +65,8 @@ class Meeting:
 def analyze_in_loops(graph: Graph, count: int) -> tuple[MicrobatchLoop, ...]:
     """Analyzes ``graph`` in ``count`` microbatches: in one loop, or in several where examples meet.
 
+    Prints, and callbacks whose results nothing needs, run once after the last loop, with whole values.
+
     Args:
         graph: a traced train step with roles.
         count: number of equal microbatches.
@@ -72,6 +74,21 @@ def analyze_in_loops(graph: Graph, count: int) -> tuple[MicrobatchLoop, ...]:
     Raises:
         MicrobatchError: as `analyze`, where examples meet too often, inside a loop, or after a print or callback.
     """
+    called = [op for op in graph.operators if op.effects]
+    returned = [o.operand for o in graph.outputs]
+    needed = {op.id for op in closure(graph.operators, [*returned, *names_read(called)])}
+    alone = {op.id: op for op in called if op.id not in needed}
+    if not alone:
+        return _in_loops(graph, count)
+    read = [n for n in sorted(names_read(alone.values())) if n not in returned]
+    outputs = tuple(Output(n, n, graph.types[n]) for n in read)
+    *loops, last = _in_loops(replace(graph, outputs=(*graph.outputs, *outputs)), count)
+    ids = {*last.microbatching.after, *alone}
+    after = tuple(op.id for op in graph.operators if op.id in ids)
+    return (*loops, replace(last, microbatching=replace(last.microbatching, after=after)))
+
+
+def _in_loops(graph: Graph, count: int) -> tuple[MicrobatchLoop, ...]:
     try:
         return (MicrobatchLoop(graph, analyze(graph, count)),)
     except MicrobatchError:

@@ -67,6 +67,73 @@ def test_callbacks_in_a_loop_and_a_gradient():
     assert sorted(seen) == sorted(float(r.sum()) for r in X)
 
 
+@pytest.mark.parametrize("options", [{"search": Manual(dp=8)}, {"num_stages": 1, "remat": "full"}])
+def test_callbacks_of_microbatches_run_once_with_whole_values(options):
+    """Of values of examples, weights, metrics, gradients and new weights; in branches and loops of nothing else."""
+    seen = []
+
+    def note(name, *values):
+        seen.append((name, *(np.asarray(v).round(3).tolist() for v in values)))
+        return np.float32(len(name))
+
+    def show(name, *values):
+        jax.debug.callback(functools.partial(note, name), *values)
+
+    def step(ws, x):
+        show("batch", x)
+
+        def loss(ws):
+            y = x
+            for w in ws:
+                y = jnp.tanh(y @ w)
+                show("examples and weights", y, w)
+                total = jax.lax.stop_gradient(y.sum())
+                answer = io_callback(functools.partial(note, "called"), jax.ShapeDtypeStruct((), jnp.float32), total)
+                show("answer", answer)
+                jax.lax.cond(total < 1e6, lambda t: show("branch", t), lambda t: None, total)
+                jax.lax.scan(lambda c, r: (c, show("row", r)), 0, y)
+            return (y**2).mean()
+
+        value, grads = jax.value_and_grad(loss)(ws)
+        new = [w - 0.1 * g for w, g in zip(ws, grads, strict=True)]
+        show("after", value, *grads, *new)
+        return new, value
+
+    def calls(step):
+        seen.clear()
+        results = step([jnp.eye(2), jnp.eye(2) / 2], X / 16)
+        jax.effects_barrier()
+        return sorted(seen), results
+
+    (want, of_jit), (got, found) = calls(jax.jit(step)), calls(parallelize(step, num_microbatches=2, **options))
+    assert got == want and len(want) == 1 + 2 * (4 + len(X)) + 1
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), found, of_jit)
+
+
+@pytest.mark.parametrize("in_loop", [False, True])
+def test_a_callback_of_weights_is_called_again_where_microbatches_are_recomputed(in_loop):
+    @jax.custom_jvp
+    def doubled(y):
+        return jax.pure_callback(lambda v: np.asarray(v) * 2, jax.ShapeDtypeStruct(y.shape, y.dtype), y)
+
+    doubled.defjvp(lambda p, t: (doubled(*p), 2 * t[0]))
+
+    def layer(y, w):
+        return jnp.tanh(y @ w) + doubled(w.sum()), None
+
+    def step(ws, x):
+        def loss(ws):
+            y = jax.lax.scan(layer, x, ws)[0] if in_loop else layer(layer(x, ws[0])[0], ws[1])[0]
+            return (y**2).mean()
+
+        value, grads = jax.value_and_grad(loss)(ws)
+        return ws - 0.1 * grads, value
+
+    args = jnp.stack([jnp.eye(2), jnp.eye(2) / 2]), X / 16
+    f = parallelize(step, num_stages=1, num_microbatches=2, remat="full")
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), f(*args), step(*args))
+
+
 @pytest.mark.parametrize("kind", ["print", "io"])
 def test_ordered_effects_are_refused_with_their_line(kind):
     def step(x):
@@ -409,6 +476,21 @@ def test_a_callback_has_the_width_of_the_call_that_it_is_traced_in():
     with jax.enable_x64(True):
         f = parallelize(lambda x: jax.pure_callback(lambda v: v + 0.5, jax.ShapeDtypeStruct(x.shape, x.dtype), x) / 3)
         np.testing.assert_array_equal(f(np.ones((8, 2))), np.full((8, 2), 0.5))
+
+
+@pytest.mark.parametrize("kind", ["pure", "debug"])
+def test_a_step_with_callbacks_returns_keys(kind):
+    """Results of jax's extended dtypes are waited for as others are."""
+
+    def step(x, key):
+        if kind == "debug":
+            jax.debug.callback(lambda v: None, x.sum())
+        else:
+            x = jax.pure_callback(lambda v: np.asarray(v) * 2, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+        return x, jax.random.split(key)
+
+    keys = parallelize(step, search=Manual(dp=8))(X, jax.random.key(3))[1]
+    assert (keys == jax.random.split(jax.random.key(3))).all()
 
 
 def test_a_key_is_printed_by_one_of_several_devices(capfd):

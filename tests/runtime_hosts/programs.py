@@ -379,6 +379,29 @@ def slow_callback(o: dict[str, Any]) -> Any:
     return {"right": bool((y == 2 * x + x.sum()).all()), "calls": len(seen)}
 
 
+def failing_callback(o: dict[str, Any]) -> Any:
+    """Steps of which the second one's callback raises, in the one process that calls."""
+    calls = []
+
+    def fails(v: Any) -> Any:
+        calls.append(v.shape)
+        if len(calls) == 2:
+            raise ValueError("mine")
+        return np.asarray(v) * 2
+
+    def step(x: Any) -> Any:
+        return jax.pure_callback(fails, jax.ShapeDtypeStruct(x.shape, x.dtype), x) + x.sum()
+
+    x, found = np.arange(16.0).reshape(8, 2), []
+    f = autopar.parallelize(step, search=autopar.search.Manual(dp=o["devices"] * o["processes"]))
+    for _ in range(3):
+        try:
+            found.append(bool((local(f(x)) == 2 * x + x.sum()).all()))
+        except jax.errors.JaxRuntimeError as error:
+            found.append(str(error))
+    return found
+
+
 def lose(o: dict[str, Any]) -> Any:
     """Steps without end, of which one process sees few."""
     x = np.ones((16, 64)) / 64

@@ -62,6 +62,13 @@ def test_a_callback_may_take_longer_than_connections_take_to_open() -> None:
 
 
 @pytest.mark.slow
+def test_an_exception_of_a_callback_is_raised_in_all_processes() -> None:
+    first, second = results(run("failing_callback", devices=2))
+    assert [first[0], first[2], second[0], second[2]] == [True] * 4
+    assert "ValueError: mine" in first[1] and "a callback raised RuntimeError" in second[1]
+
+
+@pytest.mark.slow
 def test_a_plan_for_512_hosts_needs_no_other_process() -> None:
     (alone,) = results(run("far", 1))
     assert alone[0] == 4096

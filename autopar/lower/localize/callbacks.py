@@ -9,17 +9,24 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend.core import Primitive
 
 from autopar._compat.dtypes import bytes_of, from_bytes
 from autopar.ir.primitives import CALLBACKS
 from autopar.lower.callbacks import Calls
-from autopar.lower.localize.base import LocalContext, Localizer, axis_names
+from autopar.lower.localize.base import LocalContext, Localizer, axis_names, run_unchanged
+from autopar.microbatch import AXIS
 
 
 def call_once(primitive: Primitive, params: Mapping[str, Any], operands: list[Any], context: LocalContext) -> list[Any]:
-    """Results of a call that the first device makes; operands and results are whole."""
+    """Results of a call that the first device makes; operands and results are whole.
+
+    A loop over microbatches makes a call in each.
+    """
+    if AXIS in context.sizes:
+        return run_unchanged(primitive, params, operands, context)
     axes, arrays, calls = tuple(context.sizes), [jnp.asarray(x) for x in operands], Calls()
 
     def call(*given: Any) -> list[Any]:
@@ -27,15 +34,32 @@ def call_once(primitive: Primitive, params: Mapping[str, Any], operands: list[An
 
     if not axes:
         return call(*arrays)
-    index = context.index(axes)
-    if jax.process_count() > 1:
+    index, several = context.index(axes), jax.process_count() > 1
+    if several:
         index = _connected(index, axis_names(context.index, axes), math.prod(context.sizes.values()))
+    counted = several and context.callbacks.keeps and bool(params.get("result_avals"))
+    if counted:
+        params = _counted(params)
 
     def wait(*_: Any) -> list[Any]:
         return context.callbacks.wait(primitive, params, index, calls)
 
     outputs = lax.cond(index == 0, call, wait, *arrays)
-    return [_from_first(x, axis_names(context.index, axes)) for x in outputs]
+    results = [_from_first(x, axis_names(context.index, axes)) for x in outputs]
+    if counted:
+        context.callbacks.expect(results.pop())
+    return results
+
+
+def _counted(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters of a callback whose last result is 1; every result of one that raised is zero."""
+    callback = params["callback"]
+
+    def counted(*arrays: Any) -> list[Any]:
+        return [*callback(*arrays), np.ones((), np.int32)]
+
+    one = jax.core.ShapedArray((), np.dtype(np.int32))
+    return {**params, "callback": counted, "result_avals": (*params["result_avals"], one)}
 
 
 def _connected(index: Any, axes: tuple[str, ...], count: int) -> Any:

@@ -70,6 +70,7 @@ _DISPATCH = "counts or reads caches, traces, transfers, logs or texts of jax's o
 _STATIC = "wants an error of jit for a leaf that is no array; it is a static value here"
 _WORDS = "wants other words of an error that has jit's type"
 _LENIENT = "wants an error of jit where autopar runs"
+_ORDERED = "an ordered effect, which is on one device: a TraceError, as docs/coming-from.md says"
 
 
 def _jax_tests(file: str, reasons: dict[str, str]) -> dict[str, str]:
@@ -111,7 +112,7 @@ EXPLAINED: dict[str, str] = {
     "flax_tests/nnx/mutable_array_test.py::TestVariableRefMode::test_object": (
         "returns a mutable reference: a TraceError"
     ),
-    "equinox_tests/test_debug.py::test_backward_nan": "ordered effects are on one device, as docs/errors.md says",
+    "equinox_tests/test_debug.py::test_backward_nan": _ORDERED,
     "optax/transforms/_accumulation_test.py::AccumulationTest::test_multi_steps": (
         "compares to the bit a loss, in float32, of parameters that lie split with one of parameters that do not"
     ),
@@ -205,6 +206,9 @@ EXPLAINED: dict[str, str] = {
         },
     ),
     **_jax_tests("lax_numpy_indexing_test.py", {"IndexingTest::testDynamicIndexingWithSlicesErrors0": _NUMBER}),
+    **_jax_tests(
+        "custom_linear_solve_test.py", {"CustomLinearSolveTest::test_custom_linear_solve_ordered_effects": _ORDERED}
+    ),
     **_jax_tests("nn_test.py", {"NNFunctionsTest::testOneHotConcretizationError": _NUMBER}),
     **_jax_tests(
         "api_test.py",

@@ -44,7 +44,7 @@ class _Wanted:
 
 
 def process_examples(programs: Sequence[Compiled], batch: int | None) -> tuple[int, ...]:
-    """See `ParallelFunction.process_examples`."""
+    """Indices of the examples of a global batch that this process has to give to `local_batch`, increasing."""
     sizes: set[int] = set()
     rows: set[int] = set()
     for compiled in programs:
@@ -70,7 +70,7 @@ def process_examples(programs: Sequence[Compiled], batch: int | None) -> tuple[i
 
 
 def local_batch(name: str, programs: Sequence[Compiled], tree: Any) -> Any:
-    """See `ParallelFunction.local_batch`."""
+    """Global arrays of a batch of which every process has its own examples; all processes call it together."""
     with_paths, treedef = jax.tree_util.tree_flatten_with_path(tree)
     leaves = [np.asarray(leaf) for _, leaf in with_paths]
     paths = [jax.tree_util.keystr(path) for path, _ in with_paths]

@@ -421,7 +421,7 @@ class BoundFunction:
         return getattr, (self._instance, self.__name__)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """See `ParallelFunction.__call__`."""
+        """Calls the function on the object: plans and compiles once for each signature, then runs."""
         return self._function(self._instance, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -435,11 +435,11 @@ class BoundFunction:
         return sorted({*dir(self._function), *super().__dir__()})
 
     def replay(self, order: Table, *args: Any, **kwargs: Any) -> Any:
-        """See `ParallelFunction.replay`."""
+        """Repeats a call with schedule "ampnet" in the order of passes of an earlier call: the same numbers."""
         return self._function.replay(order, self._instance, *args, **kwargs)
 
     def shard(self, *args: Any, **kwargs: Any) -> Any:
-        """See `ParallelFunction.shard`; without the object itself."""
+        """The arguments without the object, placed as the plan wants them: a tuple, or the only one itself."""
         placed = self._function.shard(self._instance, *args, **kwargs)[1:]
         return placed[0] if len(placed) == 1 else placed
 

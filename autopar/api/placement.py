@@ -126,7 +126,7 @@ def run_on_workers(
     """The result of ``fn``, each array of it made on the workers that read it; in this process if none does.
 
     Args:
-        fn: see `run_sharded`.
+        fn: makes an argument of a planned function; leaves of its result that are no arrays are kept.
         args: likewise.
         kwargs: likewise.
         programs: plans with their workers; the first of which an argument has the same leaves is used.

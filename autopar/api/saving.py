@@ -32,7 +32,15 @@ class Saving:
         self._savers: dict[str, Any] = {}
 
     def save(self, path: str, state: Any, at: int | None, keep: int | None, wait: bool) -> int:
-        """See `ParallelFunction.save`."""
+        """Writes a checkpoint in Orbax's format; returns its number as soon as the arrays may be used again.
+
+        Args:
+            path: folder of all checkpoints.
+            state: tree of arrays.
+            at: number of the checkpoint; None for one more than the last.
+            keep: number of the newest checkpoints that are not deleted; None for all.
+            wait: whether to return only when it is on disk.
+        """
         files = _files()
         wrong = [
             p
@@ -74,15 +82,17 @@ def restore(
     plans: Sequence[Plan],
     carries: bool = False,
 ) -> Any:
-    """See `ParallelFunction.restore`.
+    """A state out of a checkpoint of `save`, Orbax or Flax, placed as a plan wants it.
 
     Args:
-        path: see there.
-        like: likewise.
-        at: likewise.
-        planned: what was planned, with its plans.
-        plans: plans that are to run besides.
-        carries: whether the step has a schedule without a flush, so that checkpoints hold what is under way too.
+        path: folder of checkpoints.
+            like: tree of arrays, or their shapes, of the state's structure; None for that of the arguments that were
+            planned.
+        at: number of the checkpoint; None for the newest.
+        planned: traced steps with their plans.
+        plans: other plans whose placement may be taken, as loaded ones.
+            carries: whether the step has a schedule without a flush, so that checkpoints hold values of passes under
+            way too.
     """
     files = _files()
     folder = files.folder_of(path, at)

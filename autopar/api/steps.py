@@ -157,19 +157,20 @@ def as_planned(traced: Traced, plan: Plan) -> Traced:
 
 
 def as_one_stage(traced: Traced, num_devices: int, form: StepForm) -> tuple[Traced, StepForm]:
-    """A function in a form.
+    """A step in a form: cut into microbatches, with recomputation and other techniques that change its graph.
 
     Args:
-        traced: the function.
-        num_devices: over which independent factorizations are dealt out.
-        form: the form; layers are found where it does not say where they end.
+        traced: the step.
+        num_devices: devices to which independent factorizations of matrices, batched into one operator, are split.
+        form: the techniques; ends of layers are found where it does not say them.
 
-    Returns it, and the form that it has: without techniques that leave its graph as it was, and with the ends of layers
-    where something is recomputed.
+    Returns the changed step, and the form without techniques that changed nothing, with the ends of layers where
+    something
+    is recomputed.
 
     Raises:
-        InfeasiblePlanError: the form has a technique that changes nothing of the function.
-        MicrobatchError: there cannot be as many microbatches.
+        InfeasiblePlanError: a technique that is asked for changes nothing.
+        MicrobatchError: the step cannot be cut into so many microbatches.
     """
     first, form = in_form(traced, form, FIRST)
     plain = with_batched_matrices(first, num_devices)

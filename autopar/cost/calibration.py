@@ -75,7 +75,7 @@ class Sample:
 
     @property
     def spread(self) -> float:
-        """See `spread_of`."""
+        """Distance of the quartiles of repetitions over their median; 0 of a single one."""
         return spread_of(self.seconds)
 
 

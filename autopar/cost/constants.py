@@ -207,7 +207,12 @@ class Constants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return measured[-1] if measured else {}
 
     def attention_of(self, name: str, kind: str) -> AttentionKernel | None:
-        """A kernel of attention on a device by its kind; None where it was not measured there."""
+        """The measured rates of an attention kernel; None where it was not measured on that device.
+
+        Args:
+            name: of the kernel.
+            kind: jax's name of the kind of device.
+        """
         measured = [kernel for start, kernel in sorted(self.attention.get(name, {}).items()) if kind.startswith(start)]
         return measured[-1] if measured else None
 

@@ -35,7 +35,8 @@ class LinkSample:
     """Transfers between workers, timed several times.
 
     Args:
-        how: see `How`.
+        how: "bounce": to and fro between two; "fan": one to each of several at once; "chain": several from worker to
+            worker.
         workers: numbers of those who take part; the first began, and of a chain each sends to the next.
         bytes: of one array.
         lanes: devices of a worker that an array lies on.

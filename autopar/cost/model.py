@@ -176,10 +176,10 @@ class CostModel:
         return together
 
     def exposed_share(self, *, of_state: bool) -> float:
-        """Seconds of a collective that computation does not hide, where the stack hides a share of each kind.
+        """Share of a collective's seconds, 0 to 1, that no computation hides, in a stack that states such shares.
 
         Args:
-            of_state: whether it is of gradients or parameters; else it is of activations.
+            of_state: whether it is a collective of gradients or parameters; else it is of activations.
         """
         return 1 - (self.stack.dp_overlap if of_state else self.stack.tp_overlap)
 

@@ -293,7 +293,7 @@ def predicted(graph: Graph, arguments: Sequence[tuple[int | str, str]], batch_ar
     Predictions may have the shape of the examples, as state that comes back has.
 
     Args:
-        graph: see `model_arguments`.
+        graph: its inputs begin with the traced leaves of the arguments.
         arguments: likewise.
         batch_argnums: positions of the batch arguments; None finds them.
     """

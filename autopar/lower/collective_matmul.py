@@ -144,7 +144,7 @@ class BlockProduct:
         context: where shards lie.
         names: axes of the mesh.
         apply: multiplies shards or blocks of them, into the dtype that is given, or that of the result.
-        in_steps: see `Ring`.
+        in_steps: one product and one message at a time, all blocks one way; else half of them each way.
         result: of `gathered`, once the operand has been taken.
     """
 

@@ -94,7 +94,7 @@ def with_layer_loops(
         bound: a step in one microbatch, or what a stage of a pipeline does for one.
         loops: in place of those that they name, and of operators of the update.
         env: values of its inputs.
-        recorder: see there.
+        recorder: gives operators that are traced again the scopes of the old ones.
     """
     graph, of_op = bound.graph, {loop.op: loop for loop in loops if loop.op}
     given = {name for loop in loops for name in loop.made(graph)}

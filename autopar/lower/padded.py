@@ -71,7 +71,7 @@ def padded(traced: Traced, dims: Sequence[PaddedDim]) -> Traced:
 
     Args:
         traced: a step.
-        dims: see `autopar.sharding.padding.named`.
+        dims: dims by name of a value and number, with the padded size of each.
     """
     if not dims:
         return traced
@@ -85,9 +85,9 @@ def run_padded(
 
     Args:
         bound: a step, or a stage of a pipeline.
-        dims: as of `padded`.
+        dims: dims by name of a value and number, with the padded size of each.
         env: values of its inputs.
-        recorder: see there.
+        recorder: gives operators that are traced again the scopes of the old ones.
     """
     return _Run(bound, named(bound.graph, dims), recorder).results(env)
 

@@ -40,11 +40,11 @@ from autopar.sharding.reshard import PathTables
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """A train step as flat arrays in and out.
+    """A train step as a function from a flat list of arrays to another.
 
     Args:
-        program: its graph with what running it needs.
-        avals: shape and dtype of each input, as jax knows them.
+        program: its graph, with the primitives and parameters that jax binds to run the operators.
+        avals: shape and dtype of each input, as jax has them.
     """
 
     program: BoundGraph
@@ -63,12 +63,12 @@ def step_of(traced: Traced) -> Step:
 
 @dataclass
 class Recorder:
-    """Hands out the scopes under which operators are traced again, and what each stands for.
+    """Gives operators that are traced again name scopes, by which the new graph is matched with the old.
 
     Args:
-        labels: what was handed out.
-        copies: operators that stand for others, by id: those that run again in the backward pass.
-        splices: whether the trace is for `build_graph` alone, so that operators may be taken over without jax.
+        labels: scopes that were given, with the operator of each.
+        copies: by id of an operator that the backward pass runs again the id of the original.
+        splices: whether only a graph is wanted and no jaxpr to run, so that operators may be copied without jax.
     """
 
     labels: Labels = field(default_factory=Labels)
@@ -77,7 +77,12 @@ class Recorder:
 
     @staticmethod
     def after(program: BoundGraph, *, splices: bool = False) -> Recorder:
-        """For another trace of ``program``, whose regions may have marks of earlier traces; ``splices`` as above."""
+        """A recorder for another trace of ``program``, whose operators may have scopes of earlier traces.
+
+        Args:
+            program: the graph that is traced again.
+            splices: whether only a graph is wanted and no jaxpr to run, so that operators may be copied without jax.
+        """
         return Recorder(Labels.after(program.labels), splices=splices)
 
     @contextmanager
@@ -88,11 +93,11 @@ class Recorder:
 
     @contextmanager
     def made_for(self, scope: str, *marks: str) -> Iterator[None]:
-        """While something is applied that stands for no operator.
+        """Marks operators that are traced inside as new: they stand for none of the old graph.
 
         Args:
-            scope: in which it is.
-            marks: what it is.
+            scope: the user's name scope that they get.
+            marks: attributes that they get.
         """
         with jax.named_scope(self.labels.mark(scope, None, None, marks_of(marks))):
             yield
@@ -162,7 +167,7 @@ def microbatch_function(
     Args:
         bound: the whole step.
         microbatching: the analysis.
-        recorder: see there.
+        recorder: gives operators that are traced again the scopes of the old ones.
         ids: operators of the loop to run, in running order.
         taken: values that they take from elsewhere.
         wanted: values asked for, each with its layout over the axis of microbatches; None for the one it has.
@@ -290,7 +295,7 @@ class RetracedLoop:
         op: the loop.
         scan: its parts.
         bound: its primitive and parameters.
-        recorder: see there.
+        recorder: gives operators that are traced again the scopes of the old ones.
         consts: what each trip takes whole.
         initial: what enters the first trip.
         names: of the stacks that it takes in slices; "" of a literal.
@@ -314,7 +319,7 @@ class RetracedLoop:
             bound: the graph.
             op: the loop.
             env: values that it takes, by name.
-            recorder: see there.
+            recorder: gives operators that are traced again the scopes of the old ones.
             mark: what the new loop is besides, see `autopar.ir.phases`; its scope says so too.
         """
         scan = Scan.of(op)

@@ -161,9 +161,9 @@ def recomputed_bound(
 
     Args:
         bound: the graph.
-        phases: see `autopar.recompute.select`.
-        layers: likewise.
-        level: likewise.
+        phases: by id of an operator whether it is of the forward pass, the backward pass or the update.
+        layers: by layer the ids of its operators in the forward pass.
+        level: what the backward pass keeps, as "dots"; the rest is recomputed.
 
     Returns it, and for each operator that it has more (barriers too) the id of the one that it stands for.
     """
@@ -200,7 +200,7 @@ def recomputed_step(
     Args:
         traced: the step.
         level: what is held.
-        ends: see `layer_ends`.
+        ends: last operator of each layer; None finds layers.
         held: ids of operators whose results are held at any level.
 
     Returns the rewritten step, and the ends of its layers; None of these where nothing is recomputed.

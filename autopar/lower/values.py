@@ -88,7 +88,12 @@ class Held:
         return self.arrays[place]
 
     def take_on_host(self, required: Layout, phase: str) -> Any:
-        """The local piece in ``required``, in host memory; it is resharded on the devices if need be."""
+        """The local shard in host memory, in the layout ``required``; devices reshard it first if need be.
+
+        Args:
+            required: layout that the reader wants.
+            phase: part of the step that the reader is in, as "forward".
+        """
         if self.stays_on_host(required):
             return self.as_stored()
         if required not in self.on_host:
@@ -191,12 +196,14 @@ def converted_inside(slices: Sequence[Any], scan: Scan) -> list[Any]:
 
 
 def rows_as_bits(graph: Graph, op: Operator, rows: Sequence[Any]) -> Sequence[Any]:
-    """`converted_inside` of the row that a loop of segments reads of a stack; what others make is given as it is.
+    """``rows``, as raw bits where a loop over segments reads them from a float32 stack and converts them to bfloat16.
+
+    XLA's compiler for TPUs would else convert the whole stack before the loop, and keep both.
 
     Args:
         graph: body of the loop.
-        op: an operator of it.
-        rows: its results.
+        op: an operator of the body.
+        rows: results of the operator.
     """
     if op.primitive != "gather" or not of_segments(op) or rows[0].dtype != jnp.float32:
         return rows

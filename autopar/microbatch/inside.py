@@ -23,7 +23,7 @@ class MicrobatchAxis:
     """The axis of microbatches, and what was found out about regions on it.
 
     Args:
-        mesh: see `autopar.microbatch.base.pseudo_mesh`.
+        mesh: of one axis, whose positions are the microbatches.
         known: by what a region is and what it is given, how it runs, and the layouts inside by id after the region's.
     """
 

@@ -39,7 +39,7 @@ def match(
         types: types of its operands.
         states: state of each operand; None for literals.
         zeros: whether each operand is known to be zero.
-        mesh: see `autopar.microbatch.base.pseudo_mesh`.
+        mesh: of one axis, whose positions are the microbatches.
         terms: whether what is the same in every microbatch may stand for a term of a sum: itself in the first
             microbatch, zero in the others.
     """

@@ -53,13 +53,13 @@ class PlanContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         peak_memory: predicted bytes on the fullest device.
         num_microbatches: parts of the batch that run one after another.
         schedule: name of the pipeline schedule; "none" for one stage.
-        stages: see `Stage`.
+        stages: parts of the program with their devices, in order.
         inputs: argument leaves, in order.
         outputs: result leaves, in order.
         operators: sharding of every operator.
         copies: shared copies.
         choices: what `explain` tells.
-        search: see `SearchContent`.
+        search: bound, gap and trail of the search, without times, which differ from run to run.
         notes: lines worth reading: operators without a rule, sizes that nothing divides.
         memory_limit: bytes a device that the plan had to keep within.
         memory_bound: the memory limit decided something: programs keep no copy longer than they need it.
@@ -105,7 +105,7 @@ class PlanContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         How it fetches layers from hosts, and dims that the strategy padded by itself, stay as planned.
 
         Args:
-            form: see `Stage`.
+            form: microbatches, recomputation and what else the stage was turned into before it was sharded.
             notes: lines on it that are worth reading.
         """
         (stage,) = self.stages

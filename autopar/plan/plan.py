@@ -87,7 +87,8 @@ class Plan:
         input_tree: structure of the arguments; None in a plan that was loaded.
         details: what is shown of operators besides their sharding.
         again: the search, for what is asked later; None in a plan that was loaded.
-        incumbents: see `SearchRecord`.
+        incumbents: (seconds since planning began, step time) of each plan that was the best known, in order; empty for
+            a loaded one.
         unproven: the plan was read from a file without the digest of its content: an older one, or one that was
             changed. It runs once it is proven to compute what the program says.
     """

@@ -321,7 +321,7 @@ def explain_text(
     details: Details = NO_DETAILS,
     without: Callable[[str], Considered | None] | None = None,
 ) -> str:
-    """See `Plan.explain`."""
+    """Why an argument, an operator or the whole plan is as it is, as text."""
     return "\n".join(line for text in _explained(c, what, details, without).splitlines() for line in _hanging(text))
 
 

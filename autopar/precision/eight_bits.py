@@ -46,13 +46,13 @@ class Scales(Protocol):
     """Says what tensors are multiplied by before they are rounded."""
 
     def of(self, x: Any, format: EightBitFormat) -> Any:
-        """A float32 scalar for ``x``."""
+        """The float32 scalar that ``x`` is multiplied by before it is rounded to ``format``."""
 
     def inside(self) -> Scales:
-        """The same for the body of a loop that is traced now."""
+        """Scales for the body of a loop that is traced now."""
 
     def seen(self) -> list[Any]:
-        """The float32 scalars that an iteration of such a loop hands out."""
+        """Largest absolute elements of the tensors of a loop's body, which the loop returns for `take`."""
 
     def take(self, stacked: Sequence[Any]) -> None:
         """Stores the largest absolute elements that a loop returned, stacked over its iterations."""
@@ -60,27 +60,27 @@ class Scales(Protocol):
 
 @dataclass(frozen=True)
 class CurrentScales:
-    """Scales of the tensors themselves."""
+    """Current scaling: the scale of a tensor is computed from the tensor itself."""
 
     def of(self, x: Any, format: EightBitFormat) -> Any:
-        """See `Scales`."""
+        """The float32 scalar that ``x`` is multiplied by before it is rounded to ``format``."""
         return scale_for(largest(x), format.top, jnp.float32(1))
 
     def inside(self) -> CurrentScales:
-        """See `Scales`."""
+        """Scales for the body of a loop that is traced now."""
         return self
 
     def seen(self) -> list[Any]:
-        """See `Scales`."""
+        """Largest absolute elements of the tensors of a loop's body, which the loop returns for `take`."""
         return []
 
     def take(self, stacked: Sequence[Any]) -> None:
-        """See `Scales`."""
+        """Stores the largest absolute elements that a loop returned, stacked over its iterations."""
 
 
 @dataclass
 class DelayedScales:
-    """Scales of earlier steps, one for each tensor in the order of the program; all rounds of a loop share one.
+    """Delayed scaling: scales from earlier steps, one for each tensor in program order; iterations of a loop share one.
 
     Args:
         scales: float32 array with one for each; None takes 1 for all, to count them.
@@ -96,23 +96,23 @@ class DelayedScales:
     _body: DelayedScales | None = None
 
     def of(self, x: Any, format: EightBitFormat) -> Any:
-        """See `Scales`."""
+        """The float32 scalar that ``x`` is multiplied by before it is rounded to ``format``."""
         number = self.first + len(self.amaxes)
         self.amaxes.append(largest(x))
         self.tops.append(format.top)
         return jnp.float32(1) if self.scales is None else self.scales[number]
 
     def inside(self) -> DelayedScales:
-        """See `Scales`."""
+        """Scales for the body of a loop that is traced now."""
         self._body = DelayedScales(self.scales, self.first + len(self.amaxes))
         return self._body
 
     def seen(self) -> list[Any]:
-        """See `Scales`."""
+        """Largest absolute elements of the tensors of a loop's body, which the loop returns for `take`."""
         return self.amaxes
 
     def take(self, stacked: Sequence[Any]) -> None:
-        """See `Scales`."""
+        """Stores the largest absolute elements that a loop returned, stacked over its iterations."""
         self.amaxes += [jnp.max(each) for each in stacked]
         self.tops += [] if self._body is None else self._body.tops
 

@@ -1,7 +1,8 @@
 """`mixed`: a traced float32 step in mixed precision.
 
-The jaxpr is interpreted with `Twin`s for its values, and what that does is traced again. The passes are told apart by
-the name stack that differentiation leaves; the update is not touched. The planner sees narrow types like any others.
+The jaxpr is interpreted on pairs of a float32 value and its narrow copy (`Twin`), and traced again. The forward and the
+backward pass compute narrow; the update does not. Their equations are told apart by the name stack that differentiation
+leaves. The planner sees narrow dtypes like any others.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ def results_of(
     """The results of the step in mixed precision.
 
     Args:
-        precision, closed, parameters: as of `mixed`.
+        precision: which operators compute narrow.
+        closed: the traced step.
+        parameters: of each argument whether it is a parameter, of which narrow copies are taken.
         arguments: of the step.
         scales: what operands in 8 bits are multiplied by.
     """
@@ -350,21 +353,21 @@ class Twin:
     codes: dict[Any, Any] = field(default_factory=dict)
 
     def stored(self, narrow: bool, dtype: Any) -> Any:
-        """The narrow copy, or the value as the program states it."""
+        """The copy in ``dtype`` if ``narrow``, else the value in the dtype of the user's program."""
         return self.as_narrow(dtype) if narrow else self.as_wide()
 
     def as_wide(self) -> Any:
-        """The value as the program states it."""
+        """The value in the dtype of the user's program, converted on first use."""
         if self.wide is None:
             self.wide = jax.lax.convert_element_type(self.narrow, jnp.float32)
         return self.wide
 
     def at_hand(self) -> Any:
-        """The value in whichever dtype it is there, the narrow one first."""
+        """The narrow copy where there is one, else the value in the dtype of the user's program."""
         return self.wide if self.narrow is None else self.narrow
 
     def as_narrow(self, dtype: Any) -> Any:
-        """The narrow copy."""
+        """The value in the narrow ``dtype``, converted on first use."""
         if self.narrow is None and is_constant(self.wide):
             self.narrow = np.asarray(self.wide).astype(dtype)
         elif self.narrow is None:

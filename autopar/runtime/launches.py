@@ -78,7 +78,7 @@ class Launches:
         """Waits for the launch on some devices before the one that makes ``results``, for this one if that is given up.
 
         Args:
-            devices: see `few_at_once`.
+            devices: of this process, on which the program runs.
             results: arrays, of which the smallest is kept.
         """
         if len(devices) < 2 or not results:

@@ -61,7 +61,7 @@ class PlacedLeaves:
         self._together: _Together | None = None
 
     def note(self, index: int, leaf: Any) -> None:
-        """A leaf was found to lie as wanted."""
+        """Remembers that the leaf ``index`` of a call has the sharding that the compiled step wants."""
         if hasattr(leaf, "aval"):
             self._known[index] = type(leaf), leaf.aval, leaf.sharding
             self._together = None

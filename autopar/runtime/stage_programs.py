@@ -155,7 +155,7 @@ def compiled_stages(
 
     Args:
         lowered: the pipeline.
-        meshes: see `worker_meshes`.
+        meshes: by (worker, stage) the devices on which the worker runs the stage.
         spared: values into whose buffers no program may write.
     """
     loaded: dict[tuple[int, Work], Loaded] = {}

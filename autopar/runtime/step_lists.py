@@ -315,7 +315,7 @@ def list_maker(lowered: LoweredPipeline, meshes: Mapping[tuple[int, int], Mesh],
     Args:
         lowered: the pipeline.
         meshes: by (worker, stage) the devices on which the worker runs the stage.
-        by_hand: see `ListMaker`.
+        by_hand: whether values inside one process change hands; else they are moved by programs too.
     """
     table, ports = lowered.table, dict[tuple[int, str], tuple[Port, Mesh]]()
     for program in sorted(lowered.programs, key=lambda p: p.work):

@@ -128,7 +128,7 @@ class OverAnother:
         return self.under.shard_all(leaves)
 
     def make(self, function: Callable[..., Sequence[Any]], arguments: Sequence[Any], inputs: range) -> list[Any]:
-        """See `autopar.runtime.loaded.LoadedProgram`."""
+        """Results of ``function`` on ``arguments``, made where the step reads the ``inputs`` of these numbers."""
         return self.under.make(function, arguments, inputs)
 
     def timed(self, note: Callable[[Work, float], None]) -> Self:
@@ -172,13 +172,13 @@ def arguments_of_updates(flow: StaleFlow, split_step: SplitStep, constants: int)
 def outputs_of_updates(
     dataflow: Dataflow, replaces: Mapping[str, str], array: Callable[[int, Buffer], T], *, metrics: bool = True
 ) -> dict[int, T]:
-    """Outputs of the step by number: the newest state, and what else its updates return.
+    """Outputs of an asynchronous pipeline's step by index: the newest state, and metrics that its updates return.
 
     Args:
-        dataflow: works; the update has the parts of `autopar.schedule.without_flush.lists`.
-        replaces: by value that the update writes the input that it is the next of.
-        array: what a stage has in a buffer.
-        metrics: whether that is wanted which is no state.
+        dataflow: the stages' programs and the values that they read and write.
+        replaces: by name of a new state value the input that it is the next version of.
+        array: the array of a stage's buffer.
+        metrics: whether results that are no state are wanted.
     """
     outputs: dict[int, T] = {}
     for spec in dataflow.works:

@@ -38,7 +38,7 @@ class Branches(Schedule):
         return "branches"
 
     def table(self, num_stages: int, num_microbatches: int) -> Table:
-        """See `Schedule.table`; exists for all positive numbers, or for the number of stages that it was made for."""
+        """Tasks of each worker, in order, for all positive numbers, or the number of stages that it was made for."""
         check_counts(self.name, num_stages, num_microbatches)
         for given in (self.after, self.workers):
             if given and len(given) != num_stages:

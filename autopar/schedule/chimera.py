@@ -23,7 +23,7 @@ class Chimera(Schedule):
         return "chimera"
 
     def table(self, num_stages: int, num_microbatches: int) -> Table:
-        """See `Schedule.table`; exists for even numbers of stages."""
+        """Tasks of each worker, in order. The table exists for even numbers of stages."""
         check_counts(self.name, num_stages, num_microbatches, 2)
         # (slot, direction, task): the two directions never meet in a slot while a unit has at most p microbatches.
         cells: list[list[tuple[int, int, Task]]] = [[] for _ in range(num_stages)]

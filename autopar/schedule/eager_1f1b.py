@@ -23,7 +23,7 @@ class EagerOneFOneB(Schedule):
         return "eager-1f1b"
 
     def table(self, num_stages: int, num_microbatches: int) -> Table:
-        """See `Schedule.table`; exists for all positive numbers."""
+        """Tasks of each worker, in order. The table exists for all positive numbers."""
         check_counts(self.name, num_stages, num_microbatches)
         rows = tuple(warm_up_row(s, num_microbatches, 2 * (num_stages - s) - 1) for s in range(num_stages))
         return Table(self.name, num_stages, num_microbatches, rows)

@@ -21,7 +21,7 @@ class GPipe(Schedule):
         return "gpipe"
 
     def table(self, num_stages: int, num_microbatches: int) -> Table:
-        """See `Schedule.table`; exists for all positive numbers."""
+        """Tasks of each worker, in order. The table exists for all positive numbers."""
         check_counts(self.name, num_stages, num_microbatches)
         rows = tuple(
             (

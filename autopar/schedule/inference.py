@@ -18,7 +18,7 @@ class Inference(Schedule):
         return "inference"
 
     def table(self, num_stages: int, num_microbatches: int) -> Table:
-        """See `Schedule.table`; exists for all positive numbers."""
+        """Tasks of each worker, in order. The table exists for all positive numbers."""
         check_counts(self.name, num_stages, num_microbatches)
         rows = tuple(tuple(Task("forward", s, k) for k in range(num_microbatches)) for s in range(num_stages))
         return Table(self.name, num_stages, num_microbatches, rows)

@@ -38,7 +38,7 @@ class Interleaved(Schedule):
         return self._chunks
 
     def table(self, num_stages: int, num_microbatches: int) -> Table:
-        """See `Schedule.table`; the number of workers must divide the number of microbatches."""
+        """Tasks of each worker, in order. The number of workers must divide the number of microbatches."""
         check_counts(self.name, num_stages, num_microbatches, self._chunks)
         workers = num_stages // self._chunks
         if num_microbatches % workers:

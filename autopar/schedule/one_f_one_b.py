@@ -67,7 +67,7 @@ class OneFOneB(Schedule):
         return "1f1b"
 
     def table(self, num_stages: int, num_microbatches: int) -> Table:
-        """See `Schedule.table`; exists for all positive numbers."""
+        """Tasks of each worker, in order. The table exists for all positive numbers."""
         check_counts(self.name, num_stages, num_microbatches)
         rows = tuple(warm_up_row(s, num_microbatches, num_stages - s) for s in range(num_stages))
         return Table(self.name, num_stages, num_microbatches, rows)

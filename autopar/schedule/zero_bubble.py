@@ -28,7 +28,7 @@ class ZbH1(Schedule):
         return "zb-h1"
 
     def table(self, num_stages: int, num_microbatches: int) -> Table:
-        """See `Schedule.table`; exists for all positive numbers."""
+        """Tasks of each worker, in order. The table exists for all positive numbers."""
         check_counts(self.name, num_stages, num_microbatches)
         rows = tuple(zero_bubble_row(s, num_microbatches, num_stages - s, num_stages) for s in range(num_stages))
         return Table(self.name, num_stages, num_microbatches, rows)
@@ -49,7 +49,7 @@ class ZbH2(Schedule):
         return "zb-h2"
 
     def table(self, num_stages: int, num_microbatches: int) -> Table:
-        """See `Schedule.table`; exists for all positive numbers."""
+        """Tasks of each worker, in order. The table exists for all positive numbers."""
         check_counts(self.name, num_stages, num_microbatches)
         limit = 2 * num_stages - 1
         rows = tuple(zero_bubble_row(s, num_microbatches, limit - 2 * s, limit) for s in range(num_stages))
@@ -75,7 +75,7 @@ class ZbV(Schedule):
         return 2
 
     def table(self, num_stages: int, num_microbatches: int) -> Table:
-        """See `Schedule.table`; exists for even numbers of stages."""
+        """Tasks of each worker, in order. The table exists for even numbers of stages."""
         check_counts(self.name, num_stages, num_microbatches, 2)
         workers = num_stages // 2
         rows = tuple(_row(w, workers, num_microbatches) for w in range(workers))

@@ -31,7 +31,7 @@ class SearchEndedError(Exception):
 
 
 class Anytime(Protocol):
-    """Inputs of a search."""
+    """A search that can end before it is done: it offers whole plans, and asks whether to go on."""
 
     def offer(self, plan: Plan) -> None:
         """Takes note of a whole plan."""
@@ -52,7 +52,7 @@ class Incumbent:
         best: the plan; None until one is offered.
         began_s: `time.monotonic` when the search began.
         one_stage: the fastest plan of one stage.
-        history: (seconds since then, seconds of a step) of each plan that was the best known.
+        history: (seconds since the search began, step time) of each plan that was the best known.
         budget: work units from which on the search ends as soon as a plan is known; None for any number.
     """
 
@@ -70,7 +70,7 @@ class Incumbent:
         return Incumbent(deadline, budget=budget)
 
     def offer(self, plan: Plan) -> None:
-        """See `Anytime`."""
+        """Takes note of a whole plan, so that it is returned if the search ends early."""
         if plan.num_stages == 1 and (self.one_stage is None or plan.step_time < self.one_stage.step_time):
             self.one_stage = plan
         if self.best is None or plan.step_time < self.best.step_time:
@@ -78,12 +78,12 @@ class Incumbent:
             self.history.append((time.monotonic() - self.began_s, plan.step_time))
 
     def checkpoint(self) -> None:
-        """See `Anytime`."""
+        """Raises `SearchEndedError` where the time is up and a plan is known."""
         if self.best is not None and time.monotonic() >= self.deadline:
             raise SearchEndedError("its time limit")
 
     def spent(self, work: int) -> None:
-        """See `Anytime`."""
+        """Raises `SearchEndedError` where ``work`` reaches the budget of work units and a plan is known."""
         if self.best is not None and self.budget is not None and work >= self.budget:
             raise SearchEndedError(f"its budget of {self.budget:,} work units")
 
@@ -141,7 +141,7 @@ def faster_by(plan: Plan, other: Plan | None, least_gain: float) -> Plan:
 
 @dataclass(frozen=True)
 class OfParts:
-    """An incumbent of a search that plans parts of a step: their plans are none of the step.
+    """Ends a search for plans of parts of a step in time, and keeps none of them: they are no plans of the whole step.
 
     Args:
         of: says whether to go on.
@@ -150,37 +150,37 @@ class OfParts:
     of: Anytime
 
     def offer(self, plan: Plan) -> None:
-        """Leaves the plan of a part."""
+        """Ignores the plan, which is of a part of the step."""
 
     def checkpoint(self) -> None:
-        """See `Anytime`."""
+        """Raises `SearchEndedError` where the time is up and a plan is known."""
         self.of.checkpoint()
 
     def spent(self, work: int) -> None:
-        """See `Anytime`."""
+        """Raises `SearchEndedError` where ``work`` reaches the budget of work units and a plan is known."""
         self.of.spent(work)
 
 
 @dataclass(frozen=True)
 class Converted:
-    """An incumbent of plans that are offered in another form.
+    """Offers plans to another incumbent, each converted from one of a changed step to one of the step itself.
 
     Args:
-        of: takes them.
-        convert: an offered plan in the form that it wants.
+        of: the other incumbent.
+        convert: makes of an offered plan one of the step itself.
     """
 
     of: Anytime
     convert: Callable[[Plan], Plan]
 
     def offer(self, plan: Plan) -> None:
-        """See `Anytime`."""
+        """Takes note of a whole plan, so that it is returned if the search ends early."""
         self.of.offer(self.convert(plan))
 
     def checkpoint(self) -> None:
-        """See `Anytime`."""
+        """Raises `SearchEndedError` where the time is up and a plan is known."""
         self.of.checkpoint()
 
     def spent(self, work: int) -> None:
-        """See `Anytime`."""
+        """Raises `SearchEndedError` where ``work`` reaches the budget of work units and a plan is known."""
         self.of.spent(work)

@@ -59,7 +59,7 @@ def key_of(problem: Problem, planner: Any, environment_hash: str | None) -> str 
     Args:
         problem: what is planned.
         planner: the strategy, with what is planned by it besides, as plain data; see `autopar.search.problem_data`.
-        environment_hash: see `autopar.search.problem_data.environment_hash`; with None no plan is kept.
+        environment_hash: hash of autopar's code, of versions and of the kind of machine; with None no plan is kept.
 
     Returns:
         SHA-256, 64 hexadecimal digits.
@@ -134,7 +134,7 @@ class PlanCache:
 
     @cached_property
     def environment_hash(self) -> str | None:
-        """See `autopar.search.problem_data.environment_hash`; read once."""
+        """Hash of the versions of autopar, jax and Python that plans depend on, computed once."""
         return environment_hash()
 
     def get(self, key: str) -> PlanContent | None:

@@ -48,7 +48,7 @@ class Budgeted:
 
     @property
     def cuts_stages(self) -> bool:
-        """See `cuts_stages` of the strategy."""
+        """Whether the strategy cuts the step into stages itself."""
         return cuts_stages(self.strategy)
 
     def __call__(self, problem: Problem) -> Plan:

@@ -26,7 +26,7 @@ ALTERNATIVES = ("data-parallel", "zero1", "zero2", "zero3", "megatron", "fsdp-tp
 
 @dataclass(frozen=True, eq=False)
 class SearchedCounterfactuals:
-    """See `autopar.plan.counterfactuals.Counterfactuals`. Each question is planned once, for one stage.
+    """Step times of a plan if one of its choices is ruled out. Each question is planned once, for one stage.
 
     Args:
         searched: the step in one microbatch with what was asked for, and in other forms.

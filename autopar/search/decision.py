@@ -249,7 +249,7 @@ class Decision:
         """All pipelines.
 
         Args:
-            only_without: see `OpenRegion`.
+            only_without: closes the region once there is any plan; None where it competes with other plans.
         """
         job = self.problem.job
         free = job.num_stages is None and schedule_of(self.problem).chunks == 1
@@ -368,7 +368,8 @@ class Decision:
         Args:
             stages: their number.
             count: of microbatches.
-            first_count: see `Subproblem`.
+            first_count: number of microbatches in which pipelines are planned first, where they fit; 0 where no
+                relaxation says one.
         """
         job, counts = self.problem.job, self.counts if count is None else [count]
 

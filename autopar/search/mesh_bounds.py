@@ -173,14 +173,18 @@ def with_relaxation_only(problem: Problem, *, any_that_fits: bool = False) -> Pr
 
 @dataclass(frozen=True)
 class LimitRelaxations:
-    """Relaxes one mesh within the memory limit.
+    """Relaxations of one mesh's integer program within the memory limit, in up to two formulations.
+
+    A copy is a value in another layout, as a gathered parameter. In the shared formulation all phases (forward pass,
+    backward pass, update) read one copy; in the split one each phase makes its own, and gives it up sooner.
 
     Args:
-        shared: with copies that all phases share; None where a proof takes as long.
-        split: the problem with copies of each phase's own; None where it is not of use.
-        split_relaxed: its relaxation.
-        times_joined: times the seconds with copies that are one joined that its relaxation is priced at, 1 or more: an
-            estimate by which it is compared with answers of other meshes. inf where there is no relaxation.
+        shared: relaxation of the shared formulation; None where to prove it takes as long as to solve it.
+        split: the integer program of the split formulation; None where it has no use.
+        split_relaxed: relaxation of the split formulation.
+            times_joined: factor, 1 or more, on the seconds of a choice in which equal collectives of several phases are
+            sent
+            once: an estimate by which meshes are compared. inf where there is no relaxation.
     """
 
     shared: Solution | None
@@ -195,7 +199,7 @@ class LimitRelaxations:
 
     @property
     def cost_s(self) -> float:
-        """Seconds of the cheaper choice; inf where none is found."""
+        """Seconds of the cheapest choice within the memory limit that this mesh's relaxations have; inf without one."""
         return min(
             (relaxed.objective for relaxed in (self.shared, self.split_relaxed) if relaxed and relaxed.found),
             default=math.inf,

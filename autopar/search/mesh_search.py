@@ -94,7 +94,7 @@ class MeshSearch:
 
         Args:
             mesh: the logical mesh.
-            split_phases: see `build`.
+            split_phases: whether each phase makes its own copies of values in other layouts, as gathered parameters.
         """
         problem, in_flight = self.problem, self.problem.subproblem.extra_in_flight
 

@@ -378,13 +378,14 @@ def _planned(trials: Trials[StepForm, Plan], plan: Plan | None, remat: str) -> P
 def in_blocks(trials: Trials[StepForm, Plan], forms: StageForms, block_scores: int, plain: Plan | None) -> Plan | None:
     """The plan of one stage with attention in blocks; None where none fits, or is as fast as ``plain``.
 
-    Blocks need less memory than scores: what the plain form recomputes, or cuts into microbatches, is tried as it is
-    first. Where the plain form does not fit, the first configuration is taken that does.
+    Attention in blocks stores no scores, and so needs less memory. It is tried without recomputation and microbatches
+    first, where the plain form needs them. Where the plain form does not fit, the first configuration is taken that
+    does.
 
     Args:
-        trials: plans of one stage.
-        forms: that may be tried.
-        block_scores: see `StepForm`.
+        trials: plans forms of the step on one stage, each once.
+        forms: numbers of microbatches and levels of recomputation that may be tried.
+        block_scores: scores of one head from which attention runs in blocks.
         plain: the plan of the plain form; None where none fits.
     """
     counts, levels = forms.counts, forms.levels
@@ -458,11 +459,11 @@ def _in_segments(
     """The plan of the first number of layers a segment that fits, if it is faster than ``plan``; else ``plan``.
 
     Args:
-        trials: see `one_stage`.
-        forms: likewise.
+        trials: plans in a number of microbatches at a level of recomputation, each once.
+        forms: numbers of microbatches and levels of recomputation that may be tried.
         first: the configuration that segments are made of.
         plan: the best without; None where none fits.
-        cutoff_s: see `one_stage`.
+        cutoff_s: step time that a plan must stay below to be of use.
     """
     lengths = forms.segments()
     tried = [structs.replace(first, segment_layers=k) for k in lengths]

@@ -88,18 +88,48 @@ class Planner:
         return replace(_searched(plan, problem, step, meter, trail), incumbents=tuple(incumbent.history))
 
     def on_workers(self, problem: Problem, step: StepSource, counts: Sequence[int] | None) -> Plan:
-        """The fastest plan of stages that workers in other processes carry out; arguments and errors as of `plan`."""
+        """The fastest plan whose stages run on workers, each in a process of its own.
+
+        Args:
+            problem: the step in one microbatch, where it runs, and what is asked for; what is None is free.
+            step: the step in other forms.
+            counts: numbers of microbatches that may be taken, the first is wanted; None where all may.
+
+        Raises:
+            InfeasiblePlanError: nothing fits the memory.
+            MicrobatchError: the step cannot be cut into the number of microbatches that was asked for.
+        """
         meter, trail = Meter(), Trail()
         counted = replace(problem, meter=meter, trail=trail)
         plan = _timed(counted, self._decision(counted, step, counts).on_workers())
         return _searched(plan, problem, step, meter, trail)
 
     def pipeline(self, problem: Problem, step: StepSource, counts: Sequence[int] | None) -> Plan:
-        """The fastest plan with several stages; arguments and errors as of `plan`."""
+        """The fastest plan with several stages.
+
+        Args:
+            problem: the step in one microbatch, where it runs, and what is asked for; what is None is free.
+            step: the step in other forms.
+            counts: numbers of microbatches that may be taken, the first is wanted; None where all may.
+
+        Raises:
+            InfeasiblePlanError: nothing fits the memory.
+            MicrobatchError: the step cannot be cut into the number of microbatches that was asked for.
+        """
         return _fastest(problem, [self._decision(problem, step, counts).pipelines()])
 
     def branches(self, problem: Problem, step: StepSource, counts: Sequence[int] | None) -> Plan:
-        """The fastest plan with independent branches side by side; arguments and errors as of `plan`."""
+        """The fastest plan with independent branches of the step side by side, each on a part of the devices.
+
+        Args:
+            problem: the step in one microbatch, where it runs, and what is asked for; what is None is free.
+            step: the step in other forms.
+            counts: numbers of microbatches that may be taken, the first is wanted; None where all may.
+
+        Raises:
+            InfeasiblePlanError: nothing fits the memory.
+            MicrobatchError: the step cannot be cut into the number of microbatches that was asked for.
+        """
         return _fastest(problem, [self._decision(problem, step, counts).branches()])
 
     def _decision(self, problem: Problem, step: StepSource, counts: Sequence[int] | None) -> Decision:
@@ -174,14 +204,16 @@ def with_executions(plan: Plan, problem: Problem) -> Plan:
 
 
 def execution_prices(plan: Plan, cluster: Cluster, policy: SchedulePolicy) -> ExecutionPrices | None:
-    """Prices of both ways; None where one program would be of too many branches to compile.
+    """Prices of a pipeline as one XLA program, and as a program for each task that the host starts.
 
-    XLA's programs for GPUs read the number of a branch on the host before they start it.
+    None where one program has too many branches to compile: one for each task of each worker. XLA's programs for GPUs
+    read
+    the number of a branch on the host before they start it.
 
     Args:
         plan: of several stages, by a schedule that flushes.
         cluster: of the plan.
-        policy: seconds of starting, and how many branches are too many.
+        policy: seconds to start a program or a branch, and how many branches are too many.
     """
     table = parts_of(plan)[0]
     if sum(map(len, table.rows)) * table.num_workers > policy.most_branches:
@@ -200,7 +232,7 @@ def round_works(program: Program, rounds: tuple[RoundParts, ...], durations: Dur
 
     Args:
         program: whose lists they are of.
-        rounds: see `autopar.schedule.rounds.rounds_of`.
+        rounds: what each worker does between two exchanges of all workers, in order.
         durations: seconds of works and transfers.
     """
     workers = range(len(program.workers))

@@ -157,14 +157,19 @@ class Problem:
             self.anytime.offer(plan)
 
     def checkpoint(self) -> None:
-        """Called between two pieces of work. Raises `SearchEndedError` where the search is to end."""
+        """Ends the search where its time is up and a plan is known. Called between two pieces of work.
+
+        Raises:
+            SearchEndedError: the search ends.
+        """
         if self.anytime is not None:
             self.anytime.checkpoint()
 
     def spend(self) -> None:
-        """Called between two pieces of work, while no other thread counts. Raises as `checkpoint` does.
+        """Ends the search where its work units are spent and a plan is known. Called where no other thread counts work.
 
-        Where the budget of work units is spent the search ends, as soon as a plan is known.
+        Raises:
+            SearchEndedError: the search ends.
         """
         if self.anytime is not None and self.policy.effort.budget is not None:
             self.anytime.spent(units_of(self.meter))

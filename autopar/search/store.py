@@ -113,7 +113,7 @@ class _Entry:
         value: the answer, or the error that says why there is none.
         room: that it was found in.
         meter: its work, until that is counted.
-        text: see `Key.text`.
+        text: its key as text that is the same in every process; None where a part is an object of the user.
         takers: who asked for it.
         numbers: that take as many bytes as the answer.
     """

@@ -171,7 +171,7 @@ def floors(
     Args:
         operators: of one graph, in running order.
         inputs: floors of its inputs.
-        passed_on: see `passed_on`.
+        passed_on: elementwise results that are never stored, for one elementwise operator alone reads them.
     """
     floor = dict(inputs)
     for op in operators:

@@ -61,47 +61,47 @@ class Asked:
 
 
 class PlannedTechnique(Protocol):
-    """A technique on the planner's side."""
+    """A technique that changes the step before it is sharded, as recomputation: when to try it, and notes on it."""
 
     @property
     def field(self) -> str:
         """The field of `StepForm` that has its value."""
 
     def obstacle(self, asked: Asked) -> str:
-        """Reason for which it is not tried; "" where `options` has values."""
+        """Reason for which the technique is not tried; "" where `options` has values."""
 
     def options(self, asked: Asked) -> tuple[Any, ...]:
         """Values of the field that are worth a try, the best first; empty where there is an obstacle."""
 
     def notes(self, graph: Graph, value: Any) -> tuple[str, ...]:
-        """Notes of a plan with a value.
+        """Sentences for the notes of a plan that uses the technique.
 
         Args:
-            graph: without the technique.
-            value: of the field.
+            graph: the step without the technique.
+            value: of the technique's field in `StepForm`, as the level of recomputation.
         """
 
 
 @dataclass(frozen=True)
 class Switch(ABC):
-    """A `PlannedTechnique` that a form has or has not, and of which plans say no more than its name.
+    """A technique that is on or off, and of which the notes of a plan say nothing.
 
     Args:
-        field: see `PlannedTechnique`.
+        field: name of the field of `StepForm` that turns it on.
     """
 
     field: str
 
     @abstractmethod
     def obstacle(self, asked: Asked) -> str:
-        """See `PlannedTechnique`."""
+        """Reason for which the technique is not tried; "" where `options` has values."""
 
     def options(self, asked: Asked) -> tuple[bool, ...]:
-        """See `PlannedTechnique`."""
+        """Values of the technique's field that are worth a try, the best first; empty where there is an obstacle."""
         return () if self.obstacle(asked) else (True,)
 
     def notes(self, graph: Graph, value: bool) -> tuple[str, ...]:
-        """See `PlannedTechnique`."""
+        """Sentences for the notes of a plan that uses the technique with this value of its field."""
         return ()
 
 
@@ -125,18 +125,18 @@ class Blocks:
     field: str = "block_scores"
 
     def obstacle(self, asked: Asked) -> str:
-        """See `PlannedTechnique`."""
+        """Reason for which the technique is not tried; "" where `options` has values."""
         if asked.problem.request.attention == "plain":
             return "attention='plain' takes it as it is written"
         return "" if block_scores(asked.problem) else "no attention has as many scores"
 
     def options(self, asked: Asked) -> tuple[int, ...]:
-        """See `PlannedTechnique`."""
+        """Values of the technique's field that are worth a try, the best first; empty where there is an obstacle."""
         scores = block_scores(asked.problem)
         return (scores,) if scores else ()
 
     def notes(self, graph: Graph, value: int) -> tuple[str, ...]:
-        """See `PlannedTechnique`."""
+        """Sentences for the notes of a plan that uses the technique with this value of its field."""
         return blocks_note(value)
 
 
@@ -171,7 +171,7 @@ class BackwardUpdate(Switch):
     field: str = "backward_update"
 
     def obstacle(self, asked: Asked) -> str:
-        """See `PlannedTechnique`."""
+        """Reason for which the technique is not tried; "" where `options` has values."""
         job = asked.problem.job
         if job.offload != "none":
             return f"offload={job.offload!r} updates layers in loops of their own"
@@ -189,13 +189,13 @@ class LayeredUpdate(Switch):
     field: str = "layered_update"
 
     def obstacle(self, asked: Asked) -> str:
-        """See `PlannedTechnique`."""
+        """Reason for which the technique is not tried; "" where `options` has values."""
         if asked.problem.job.offload == "none":
             return "offload='none' keeps state on devices"
         return "" if asked.updates_by_layer() else "no update treats stacked layers one by one"
 
     def options(self, asked: Asked) -> tuple[bool, ...]:
-        """See `PlannedTechnique`. Where whole layers are to lie on hosts it is not left out."""
+        """Values to try, the best first. Where whole layers have to be in host memory the technique is not left out."""
         if self.obstacle(asked):
             return ()
         return (True,) if asked.problem.job.offload == "layers" else (False, True)
@@ -211,7 +211,7 @@ class HostUpdate(Switch):
     field: str = "host_update"
 
     def obstacle(self, asked: Asked) -> str:
-        """See `PlannedTechnique`."""
+        """Reason for which the technique is not tried; "" where `options` has values."""
         if asked.named:
             return "a strategy names the plan"
         offload = asked.problem.job.offload
@@ -225,7 +225,7 @@ class ActivationsOnHost(Switch):
     field: str = "activations_offloaded"
 
     def obstacle(self, asked: Asked) -> str:
-        """See `PlannedTechnique`."""
+        """Reason for which the technique is not tried; "" where `options` has values."""
         if asked.problem.job.offload == "none":
             return "offload='none' keeps activations on devices"
         if asked.in_flight - 1 <= IN_TRANSFER:
@@ -248,13 +248,13 @@ class Microbatches:
     field: str = "microbatches"
 
     def obstacle(self, asked: Asked) -> str:
-        """See `PlannedTechnique`."""
+        """Reason for which the technique is not tried; "" where `options` has values."""
         if asked.problem.job.num_microbatches == 1:
             return "num_microbatches=1"
         return "" if self.options(asked) else "there is no batch of several examples"
 
     def options(self, asked: Asked) -> tuple[int, ...]:
-        """See `PlannedTechnique`. One is among them where none is asked for."""
+        """Values to try, the best first. One is among them where none is asked for."""
         count = asked.problem.job.num_microbatches
         if count is not None:
             return () if count == 1 else (count,)
@@ -262,7 +262,7 @@ class Microbatches:
         return () if size == 1 else tuple(2**k for k in range(size.bit_length()))
 
     def notes(self, graph: Graph, value: int) -> tuple[str, ...]:
-        """See `PlannedTechnique`."""
+        """Sentences for the notes of a plan that uses the technique with this value of its field."""
         return ()
 
 
@@ -280,13 +280,13 @@ class PaddingOfDims:
     field: str = "padded"
 
     def obstacle(self, asked: Asked) -> str:
-        """See `PlannedTechnique`."""
+        """Reason for which the technique is not tried; "" where `options` has values."""
         return _padding_ruled_out(asked) or (
             "" if self.options(asked) else "the devices divide all dims that are worth it"
         )
 
     def options(self, asked: Asked) -> tuple[tuple[PaddedDim, ...], ...]:
-        """See `PlannedTechnique`."""
+        """Values of the technique's field that are worth a try, the best first; empty where there is an obstacle."""
         if _padding_ruled_out(asked):
             return ()
         problem, classes = asked.problem, paddings(asked.problem)
@@ -294,7 +294,7 @@ class PaddingOfDims:
         return tuple(dims for dims in classes if not (mixes and _pads_batch(problem.graph, dims)))
 
     def notes(self, graph: Graph, value: tuple[PaddedDim, ...]) -> tuple[str, ...]:
-        """See `PlannedTechnique`."""
+        """Sentences for the notes of a plan that uses the technique with this value of its field."""
         return padding_notes(graph, value)
 
 
@@ -387,16 +387,16 @@ class Recomputation:
     field: str = "remat"
 
     def obstacle(self, asked: Asked) -> str:
-        """See `PlannedTechnique`."""
+        """Reason for which the technique is not tried; "" where `options` has values."""
         return "" if self.options(asked) else "remat='none' holds all that the backward pass reads"
 
     def options(self, asked: Asked) -> tuple[Level, ...]:
-        """See `PlannedTechnique`. That which holds the most comes first."""
+        """Levels of recomputation to try, that which keeps the most activations first."""
         levels = levels_of(asked.problem.job.remat)
         return () if levels == ("none",) else levels
 
     def notes(self, graph: Graph, value: Level) -> tuple[str, ...]:
-        """See `PlannedTechnique`."""
+        """Sentences for the notes of a plan that uses the technique with this value of its field."""
         return ()
 
 
@@ -404,7 +404,11 @@ RECOMPUTATION = Recomputation()
 
 
 def levels_of(remat: str) -> tuple[Level, ...]:
-    """Levels of a job's ``remat``, that which holds the most first."""
+    """Levels of recomputation to try, that which keeps the most activations first.
+
+    Args:
+        remat: the level that is asked for, as "dots"; "auto" for all.
+    """
     return LEVELS if remat == "auto" else tuple(level for level in LEVELS if level == remat)
 
 
@@ -419,17 +423,17 @@ class Segments:
     field: str = "segment_layers"
 
     def obstacle(self, asked: Asked) -> str:
-        """See `PlannedTechnique`."""
+        """Reason for which the technique is not tried; "" where `options` has values."""
         if (reason := _segments_ruled_out(asked)) or segment_lengths(body_of(asked.problem.graph)):
             return reason
         return "no pair of loops over layers keeps less in segments"
 
     def options(self, asked: Asked) -> tuple[int, ...]:
-        """See `PlannedTechnique`."""
+        """Values of the technique's field that are worth a try, the best first; empty where there is an obstacle."""
         return () if _segments_ruled_out(asked) else segment_lengths(body_of(asked.problem.graph))
 
     def notes(self, graph: Graph, value: int) -> tuple[str, ...]:
-        """See `PlannedTechnique`."""
+        """Sentences for the notes of a plan that uses the technique with this value of its field."""
         return ()
 
 

@@ -44,7 +44,7 @@ def in_slices(problem: Problem, graph: Graph, plan: Plan, asked: TokenSliceOptio
         problem: what was planned.
         graph: the step that the plan cuts.
         plan: of several stages.
-        asked: see `TokenSliceOption`.
+        asked: lengths of the slices, their number if they are equal, or "auto" for the fastest.
 
     Raises:
         SliceError: a position of the step reads later ones, the lengths are not those of a sequence, or examples meet.

@@ -14,10 +14,10 @@ from autopar.solver.meter import Meter
 
 
 def main(descriptor: int) -> None:
-    """Makes calls, one after another.
+    """Serves a planner in another process: receives (function, arguments) and sends results, until the connection ends.
 
     Args:
-        descriptor: of this end of the connection.
+        descriptor: file descriptor of this process's end of the connection.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that asks ends this one
     connection, store = Connection(descriptor), Store()

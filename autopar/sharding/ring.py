@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Travel:
-    """An operand, or what is as large, whose pieces go around.
+    """An operand whose shards go once around a ring of devices while an operator runs, as keys in ring attention.
 
     Args:
         operand: index of the operand.
-        dim: its dim that is split.
-        returns: whether it comes home, one message more.
-        width: bytes of an element on the way; 0 as the operand has them.
+        dim: the dim of the operand that is split over the ring.
+        returns: whether shards go back to their owners, one message more, as accumulated gradients do.
+        width: bytes of an element on the way; 0 for those of the operand.
     """
 
     operand: int
@@ -29,14 +29,14 @@ class Travel:
 
 @dataclass(frozen=True, slots=True, order=True)
 class RingExchange:
-    """A travel in a strategy.
+    """A `Travel` on given mesh axes: shards of one operand that go around the ring of devices of these axes.
 
     Args:
         operand: index of the operand.
-        dim: its dim that is split.
-        axes: mesh axes that split it, major first.
+        dim: the dim of the operand that is split over the ring.
+        axes: mesh axes of the ring, major first.
         count: messages that each device sends.
-        width: bytes of an element on the way; 0 as the operand has them.
+        width: bytes of an element on the way; 0 for those of the operand.
     """
 
     operand: int
@@ -47,7 +47,13 @@ class RingExchange:
 
     @staticmethod
     def of(travel: Travel, axes: tuple[str, ...], sizes: Mapping[str, int]) -> RingExchange:
-        """The exchange of a travel among the devices of ``axes``."""
+        """The exchange of ``travel`` among the devices of ``axes``.
+
+        Args:
+            travel: which operand goes around, and whether it returns.
+            axes: mesh axes of the ring, major first.
+            sizes: devices along each axis.
+        """
         devices = 1
         for axis in axes:
             devices *= sizes[axis]

@@ -49,7 +49,10 @@ class ExhaustiveSolver:
         start: tuple[int, ...] | None = None,
         seed: int = 0,
     ) -> Solution:
-        """See `Solver.solve`; ``start`` and ``seed`` change nothing. Raises `SolverError` on too large problems."""
+        """The best choice, by trying all; ``start`` and ``seed`` change nothing.
+
+        Raises `SolverError` on too large problems.
+        """
         check_size(problem, self.name, self.capabilities)
         began = time.monotonic()
         sizes = [node.costs.size for node in problem.nodes]

@@ -57,7 +57,7 @@ class HighsSolver:
         start: tuple[int, ...] | None = None,
         seed: int = 0,
     ) -> Solution:
-        """See `Solver.solve`. Raises `SolverError` where HiGHS itself fails."""
+        """The best choice found, by the mixed-integer solver HiGHS. Raises `SolverError` where HiGHS itself fails."""
         began = time.monotonic()
 
         def done(status: Status, choice: tuple[int, ...], bound: float) -> Solution:

@@ -52,7 +52,7 @@ class KernelCache:
     Args:
         function: its name with its module.
         folder: of the files.
-        source: see `source_hash`.
+        source: hash of the solver's modules with compiled loops, and of the versions that machine code depends on.
         prepared: a folder of code compiled ahead of time, which is read where ``folder`` lacks it, and never written.
     """
 

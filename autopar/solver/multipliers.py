@@ -119,13 +119,13 @@ class _MultiplierSearch:
 def price_memory(
     problem: ChoiceProblem, elimination: Elimination, deadline: float = math.inf, goal: Goal = PROOF
 ) -> Prices:
-    """Search for good multipliers by one row after the other.
+    """Lagrange multipliers of memory rows, and the bound that they prove, by search along one row after the other.
 
     Args:
-        problem: as `reduce_problem` makes it: times are numbers of rows, and a node's usages do not overlap.
-        elimination: of ``problem``.
-        deadline: of `time.monotonic`, after which to go with what there is.
-        goal: when to stop.
+        problem: without redundant nodes and rows: times are numbers of rows, and a node's usages do not overlap.
+        elimination: order in which the nodes of ``problem`` are eliminated.
+        deadline: reading of `time.monotonic` at which the best so far is returned.
+        goal: relative gap, or bound, at which to stop.
     """
     usages = {(row, use.node): use.bytes for use in problem.usages for row in range(use.start, use.stop)}
     rows = tuple(sorted({row for row, _ in usages}))

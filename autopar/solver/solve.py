@@ -238,7 +238,7 @@ def solve_bounded(
         problem: reduced.
         engine: obeys memory.
         time_limit_s, start, seed: see `Solver.solve`.
-        most_entries: see `plan_elimination`.
+        most_entries: largest table that variable elimination may make, in entries.
         goal: when to stop: the engine is left out where the gap is reached, unless the problem is tiny, and where what
             it would get is large, unless a proof is wanted.
     """

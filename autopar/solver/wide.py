@@ -48,7 +48,7 @@ def climb(
         problem: reduced, without usages.
         deadline: of `time.monotonic`, after which to go with what there is.
         start: a choice that costs less than inf, or None.
-        most_entries: see `plan_elimination`.
+        most_entries: largest table that variable elimination may make, in entries.
         goal: when to stop.
     """
     messages = Messages.of(problem)

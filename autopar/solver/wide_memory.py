@@ -118,16 +118,18 @@ def price_wide(
     most_entries: int = MOST_ENTRIES,
     goal: Goal = PROOF,
 ) -> Prices:
-    """Prices memory in problems too wide for elimination, as `price_memory` does; its bounds are not as sharp.
+    """Lagrange multipliers of memory rows, and the bound that they prove, where elimination takes too much memory.
+
+    Cutting planes find the multipliers. Their bounds are not as sharp as those by elimination.
 
     Args:
-        problem: as `reduce_problem` makes it, with a limit.
-        deadline: of `time.monotonic`, after which to go with what there is.
-        engine: obeys memory.
-        start: a choice, or None.
-        seed: for the engine.
-        most_entries: see `plan_elimination`.
-        goal: when to stop.
+        problem: without redundant nodes and rows, and with a memory limit.
+        engine: solver that finds choices within the limit.
+        deadline: reading of `time.monotonic` at which the best so far is returned.
+        start: a known choice, or None.
+        seed: of the engine's random numbers.
+        most_entries: largest table that elimination may make, in entries.
+        goal: relative gap, or bound, at which to stop.
     """
     limit = math.inf if problem.limit_bytes is None else problem.limit_bytes
     bare = replace(problem, usages=(), limit_bytes=None)
@@ -182,7 +184,9 @@ _ROWS_A_PLANE = 6
 
 @dataclass(eq=False)
 class Planes:
-    """The planes.
+    """Cutting planes of the Lagrangian dual, one for each choice.
+
+    A choice bounds the dual by its cost plus the sum over rows of multiplier times its bytes above the limit.
 
     Args:
         limit: bytes, more than 0.
@@ -201,7 +205,14 @@ class Planes:
     rows: tuple[int, ...] = ()
 
     def add(self, cost: float, used: Array) -> None:
-        """A choice's plane; the highest peaks at which it breaks the limit become rows."""
+        """Adds the plane of a choice.
+
+        Rows in which its memory has a local maximum above the limit get a multiplier, the highest of them first.
+
+        Args:
+            cost: of the choice.
+            used: its bytes, by row.
+        """
         self.costs.append(cost)
         self.used.append(used)
         over = [t for t in range(used.size) if not within(float(used[t]), self.limit)]

@@ -36,7 +36,11 @@ class Removed:
     neighbours: tuple[tuple[int, Indices, Array], ...]
 
     def strategy(self, choice: Sequence[int]) -> int:
-        """The first cheapest original strategy, given ``chosen`` original strategies by node."""
+        """The node's cheapest original strategy, the first of equal ones, given the strategies of its neighbours.
+
+        Args:
+            choice: by node of the original problem its original strategy; those of the neighbours are read.
+        """
         total = self.costs
         for other, labels, costs in self.neighbours:
             total = total + costs[:, int(np.searchsorted(labels, choice[other]))]

@@ -45,7 +45,11 @@ class KindTable:
         self.by_operator: dict[str, tuple[object, ...]] = {}
 
     def kind(self, parts: StageParts) -> StageKind:
-        """Kind of the stage ``parts``."""
+        """Content of a stage without names; stages of equal keys are isomorphic.
+
+        Args:
+            parts: operators, inputs and outputs of the stage.
+        """
         graph = self.graph
         numbers: dict[str, int] = {}
 

@@ -44,7 +44,7 @@ class Clocks:
 
         Args:
             workers: their number.
-            bound: see `Clocks`.
+            bound: updates by which a worker may be ahead of the slowest when it begins one; None: any number.
 
         Raises:
             AutoparError: one of them is no count.
@@ -135,7 +135,7 @@ def drawn_events(
         seconds: of the next update of a worker.
         workers: their number.
         updates: of all workers together.
-        bound: see `Clocks`.
+        bound: updates by which a worker may be ahead of the slowest when it begins one; None: any number.
     """
     clocks = Clocks.of(workers, bound)
     events: list[WorkerEvent] = []
@@ -189,8 +189,8 @@ def asynchronous(
         state: the first one.
         workers: their number.
         updates: of all workers together.
-        bound: see `Clocks`.
-        corrected: see `autopar.transforms.replay`.
+        bound: updates by which a worker may be ahead of the slowest when it begins one; None: any number.
+        corrected: changes stale gradients before they are applied; None applies them as they are.
 
     Raises:
         AutoparError: a number is none. What a worker raises is raised here.

@@ -42,7 +42,7 @@ class Extrapolated:
     further: int = 1
 
     def __call__(self, versions: Sequence[Any]) -> Any:
-        """See `autopar.transforms.delayed.Prediction`."""
+        """The leaf to read, from its versions: the oldest first, last the one that is read without a correction."""
         before, last = versions
         return last + self.horizon * (last - before)
 

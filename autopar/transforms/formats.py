@@ -45,7 +45,7 @@ class Format(WireFormat):
 
     @property
     def code_dtype(self) -> Any:
-        """Dtype of `Encoded.codes`."""
+        """Dtype of the codes that `encode` makes; formats of less than a byte an element have several in a uint8."""
         if self.name == "bf16":
             return jnp.bfloat16
         return _FLOATS.get(self.name, jnp.int8 if self.name == "int8" else jnp.uint8)

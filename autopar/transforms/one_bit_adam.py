@@ -43,33 +43,36 @@ class OneBitAdamState:
 
 
 class Compression(Protocol):
-    """C, said in two ways: as what is sent, and as what it means. Elements where ``valid`` is 0 fill a chunk."""
+    """A lossy compression: the codes that are sent, and the tensor that they stand for.
+
+    ``valid`` is 1 for elements of the tensor and 0 for those that only fill a chunk.
+    """
 
     def encode(self, x: Any, valid: Any) -> Any:
-        """The compressed form of ``x``; C is of its last dim."""
+        """The codes of ``x``, compressed along its last dim."""
 
     def decode(self, sent: Any, valid: Any) -> Any:
-        """C(x) from what was sent."""
+        """The tensor that the codes ``sent`` stand for."""
 
     def value(self, x: Any, valid: Any) -> Any:
-        """C(x) where ``x`` is: its sender needs no codes, and a plan can decode elsewhere what was sent."""
+        """The tensor that a receiver decodes of ``x``, computed by the sender without codes."""
 
 
 class Signs:
     """A bit an element, and the mean of the absolute values."""
 
     def encode(self, x: Any, valid: Any) -> Encoded:
-        """See `Compression`."""
+        """The codes of ``x``, compressed along its last dim."""
         encoded = _sign_format(x.shape).encode(x)
         return replace(encoded, scales=self._scale(x, valid).astype(jnp.float32))
 
     def decode(self, sent: Encoded, valid: Any) -> Any:
-        """See `Compression`."""
+        """The tensor that the codes ``sent`` stand for."""
         shape = (*sent.codes.shape[:-2], valid.shape[-1])
         return _sign_format(shape).decode(sent, shape, valid.dtype) * valid
 
     def value(self, x: Any, valid: Any) -> Any:
-        """See `Compression`."""
+        """The tensor that a receiver decodes of ``x``, computed by the sender without codes."""
         scale = self._scale(x, valid).astype(jnp.float32).astype(x.dtype)
         return jnp.where(x >= 0, scale, -scale) * valid
 

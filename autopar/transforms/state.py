@@ -28,7 +28,8 @@ def parameter_leaves(state: Any, parameters: Parameters) -> tuple[int, ...]:
 
     Args:
         state: any pytree.
-        parameters: see `Parameters`.
+        parameters: dotted path of the subtree of the state that has them, or a function that says of a path whether it
+            is one.
 
     Raises:
         AutoparError: there are none.

@@ -21,22 +21,22 @@ class CpuTarget(Target):
 
     @property
     def platform(self) -> str:
-        """See `Target.platform`."""
+        """jax's name of the platform, for lowering: "cpu"."""
         return "cpu"
 
     @property
     def num_devices(self) -> int | None:
-        """See `Target.num_devices`."""
+        """Number of devices that the compiler compiles for; None where any number will do."""
         return self.count
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """See `Target.needs`."""
+        """Names of modules that have to be installed."""
         return ()
 
     @property
     def extra(self) -> str:
-        """See `Target.extra`."""
+        """The extra of autopar that installs those modules; "" where none is needed."""
         return ""
 
     def cluster(self) -> Cluster:
@@ -45,9 +45,9 @@ class CpuTarget(Target):
         return cluster if self.count is None else resized(cluster, self.count)
 
     def environment(self, num_devices: int) -> dict[str, str]:
-        """See `Target.environment`."""
+        """Environment variables of the process that compiles."""
         return {"JAX_NUM_CPU_DEVICES": str(num_devices)}
 
     def device_grid(self, shape: tuple[int, ...]) -> Any:
-        """See `Target.device_grid`."""
+        """Devices of the compiling process as a numpy array of ``shape``."""
         return np.array(jax.devices("cpu")[: math.prod(shape)], dtype=object).reshape(shape)

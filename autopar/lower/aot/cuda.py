@@ -43,22 +43,22 @@ class CudaTarget(Target):
 
     @property
     def platform(self) -> str:
-        """See `Target.platform`."""
+        """jax's name of the platform, for lowering: "cuda"."""
         return "cuda"
 
     @property
     def num_devices(self) -> int:
-        """See `Target.num_devices`."""
+        """Number of devices that the compiler compiles for."""
         return self.nodes * self.devices_per_node
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """See `Target.needs`."""
+        """Names of modules that have to be installed."""
         return ("jax_cuda12_plugin", "jax_plugins.xla_cuda12", "nvidia.cuda_nvcc")
 
     @property
     def extra(self) -> str:
-        """See `Target.extra`."""
+        """The extra of autopar that installs those modules; "" where none is needed."""
         return "cuda12-aot"
 
     def cluster(self) -> Cluster:

@@ -43,22 +43,22 @@ class TpuTarget(Target):
 
     @property
     def platform(self) -> str:
-        """See `Target.platform`."""
+        """jax's name of the platform, for lowering: "tpu"."""
         return "tpu"
 
     @property
     def num_devices(self) -> int:
-        """See `Target.num_devices`."""
+        """Number of devices that the compiler compiles for."""
         return math.prod(self.dims)
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """See `Target.needs`."""
+        """Names of modules that have to be installed."""
         return ("libtpu",)
 
     @property
     def extra(self) -> str:
-        """See `Target.extra`."""
+        """The extra of autopar that installs those modules; "" where none is needed."""
         return "tpu"
 
     def cluster(self) -> Cluster:
@@ -67,7 +67,7 @@ class TpuTarget(Target):
 
     @property
     def clock_hz(self) -> float | None:
-        """See `Target.clock_hz`."""
+        """Clock of the cores, by which the compiler's estimate in cycles becomes seconds."""
         return CLOCKS_HZ[self.kind]
 
     def environment(self, num_devices: int) -> dict[str, str]:

@@ -1,8 +1,8 @@
-"""`Core`: an operator of attention on one device, which has one block of keys at a time.
+"""`Core`: ring attention on one device, which has the keys and values of one device at a time.
 
-Of n devices on a ring each has an n-th of the tokens that ask and of the keys. In n steps the keys of all devices come
-by; between two steps they go on to the next device by collective-permute. What lies between scores and softmax is
-computed for each block as it is for the whole, positions included: a block is a piece along an axis of its own.
+Queries and keys of a sequence are split over the n devices of a ring. In n steps the blocks of keys of all devices come
+by: after each step a collective-permute passes them on to the next device. The operators from scores to softmax run on
+each block as they run on all keys, masks by position included, for an operator in a block knows the block's number.
 """
 
 from __future__ import annotations
@@ -44,14 +44,15 @@ class _BlockIndex:
 
 @dataclass(frozen=True, eq=False)
 class Core:
-    """An operator of attention on one device.
+    """The operators from scores to softmax to values of one attention, on one device.
 
     Args:
         params: of the operator, from `autopar.lower.rewrites`.
-        operands: local pieces.
-        context: where pieces lie.
-        part: number of the half of the rows that ``operands`` have, among all; None where they have all of the
-            device. Keys and values are halves then too.
+        operands: local shards of queries, keys, values and what else is read, as masks.
+        context: the device's mesh and the layouts of the operands.
+            part: which half of the rows of queries ``operands`` have, counted over all devices; None where they have
+            all rows
+            of the device. Keys and values are halves then too.
     """
 
     params: Mapping[str, Any]
@@ -130,11 +131,11 @@ class Core:
         return aligned(whole, tuple(plain[2]), labels[2])
 
     def region(self, name: str, given: Mapping[str, Any], block: Any) -> list[Any]:
-        """Results of a region in one block of keys.
+        """Results of a region of the attention operator, as its mask or its softmax, for one block of keys.
 
         Args:
             name: of the region.
-            given: its inputs but those from outside of the core.
+            given: by name its inputs that the attention operator computes, as scores. Its other inputs are operands.
             block: number of the block among all keys.
         """
         bound: BoundGraph = self.params["regions"][name]

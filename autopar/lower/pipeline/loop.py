@@ -43,7 +43,7 @@ class Loop:
         prefix: of ids and names in the body.
         entering: body inputs with the operand of the scan that they are and their layout; carries are left out.
         number: the body's input that is the number of the microbatch.
-        leaving: see `Leaving`.
+        leaving: values of the body that leave it: terms of sums over microbatches, rows of stacks, and messages.
         backward: ids of the body's operators that belong to the backward pass.
     """
 

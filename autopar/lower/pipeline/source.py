@@ -104,8 +104,8 @@ class TracedStages:
 
     Args:
         step: the whole step.
-        without_flush: whether its schedule has none, see `autopar.stages.assign`.
-        after: where stages are a graph what each waits for, see there.
+        without_flush: whether its schedule has no flush: updates then do not wait for all microbatches.
+        after: for each stage the stages whose results it waits for; empty where each waits for the one before.
         block_scores: scores of one head from which attention of stages runs in blocks; 0 leaves it as it is.
         meter: counts the operators of what is traced.
     """
@@ -150,7 +150,13 @@ class TracedStages:
         return Sliced(cut.map, cut.parts, graphs, _OnDemand(len(stages), lambda s: planned[s][1]), first_of_kind(kinds))
 
     def piece(self, count: int, members: Sequence[Sequence[str]], stage: int) -> Sliced:
-        """One stage of the step cut into stages; the others are not traced."""
+        """Graph and origins of one stage of the step; the other stages are not traced.
+
+        Args:
+            count: number of microbatches.
+            members: for each stage the ids of its operators of the forward pass.
+            stage: number of the stage, from 0 on.
+        """
         cut = self._cut(count, members)
         graph, origins = self._planned(cut, stage, StepForm(count))
         return Sliced(cut.map, (cut.parts[stage],), (graph,), (origins,))

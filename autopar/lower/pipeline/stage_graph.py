@@ -184,7 +184,7 @@ def run_recomputed(
         level: of recomputation.
         body: as it is without.
         env: values of its inputs.
-        recorder: see there.
+        recorder: gives operators that are traced again the scopes of the old ones.
     """
     of_loop, of_origin = set(parts.body), dict[str, list[str]]()
     for op in body.graph.operators:

@@ -46,14 +46,14 @@ class _Found:
 
 @dataclass(frozen=True)
 class TokenStart:
-    """Inputs of a graph that slices have.
+    """Inputs of a step that runs slice by slice over the tokens of its sequences.
 
     Args:
         tokens: positions of a sequence.
-        inputs: those of which every slice has all positions, with the dim of tokens.
-        states: of every input.
-        data: inputs that are of data alone.
-        facts: what is known of inputs that no data decides.
+        inputs: by name of an input that every slice reads whole the dim of it that is one of tokens.
+        states: for each input its dims of tokens, and which positions a slice has.
+        data: inputs that depend on the batch alone.
+        facts: what is known of the elements of inputs that do not depend on the batch, as masks.
     """
 
     tokens: int

@@ -23,13 +23,15 @@ _LEFT_OUT: Mapping[str, Fill] = {"sum": "zero", "max": "low", "min": "high", "or
 
 @dataclass(frozen=True)
 class Given:
-    """Facts about an operator's operands.
+    """Operands of an operator that is to run on one slice of the tokens of a sequence at a time.
 
     Args:
-        types: of each operand.
-        states: of each operand; None for literals.
-        facts: of each operand.
-        backward: whether it runs from the last slice to the first.
+        types: shape and dtype of each operand.
+            states: for each operand its dims of tokens, and whether a slice has its own positions or all up to them;
+            None for
+            literals.
+        facts: for each operand what is known of its elements, as that later positions are 0; None where nothing is.
+        backward: whether slices run from the last to the first.
         tokens: positions of a sequence.
     """
 

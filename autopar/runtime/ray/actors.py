@@ -149,22 +149,22 @@ class RayWorkerGroup(WorkerGroup):
 
     @property
     def has_lines(self) -> bool:
-        """See `WorkerGroup.has_lines`."""
+        """Whether steps may go to the processes over connections, without Ray."""
         return True
 
     def call(self, process: int, method: str, *args: Any) -> Any:
-        """See `WorkerGroup.call`."""
+        """Begins a call of a method in a worker's process; returns a ticket for `wait`."""
         return self._actors[process].call.remote(method, *args)
 
     def wait(self, tickets: Sequence[Any], timeout_s: float) -> dict[int, Answer]:
-        """See `WorkerGroup.wait`."""
+        """Answers that have arrived, by position in ``tickets``; waits until all have, or ``timeout_s`` is over."""
         # All at once: that is one message of Ray's where all answer about the same time.
         done, _ = ray.wait(list(tickets), num_returns=len(tickets), timeout=max(0.0, timeout_s))
         there = {t: i for i, t in enumerate(tickets)}
         return {there[t]: _answer(t) for t in done}
 
     def kill(self) -> None:
-        """See `WorkerGroup.kill`."""
+        """Ends all processes at once, whatever they do. Returns when they are gone."""
         self.ended = True
         for actor in self._actors if ray.is_initialized() else ():
             ray.kill(actor, no_restart=True)

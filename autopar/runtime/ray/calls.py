@@ -78,7 +78,7 @@ def run_step(
         ledger: arrays and where they lie; told where the results are.
         function: what runs.
         call: the step.
-        options: see `RunOptions`.
+        options: timeouts, recovery and transport of runs.
         forget: arrays on workers that nobody needs.
         timed: whether instructions are timed, for which workers wait for each program.
 
@@ -174,7 +174,7 @@ def fetch_arrays(session: Session, ledger: Ledger, ids: Iterable[int], options: 
         session: the workers.
         ledger: where arrays lie.
         ids: numbers of the arrays.
-        options: see `RunOptions`.
+        options: timeouts, recovery and transport of runs.
 
     Raises:
         AutoparError: one is nowhere.
@@ -210,7 +210,7 @@ def hold_arrays(session: Session, ledger: Ledger, names: Mapping[int, str], opti
         session: the workers.
         ledger: where arrays lie.
         names: by number what each array is called in the checkpoint.
-        options: see `RunOptions`.
+        options: timeouts, recovery and transport of runs.
     """
     names_of_workers: list[dict[int, str]] = [{} for _ in range(session.groups.num_workers)]
     copies: dict[str, Any] = {}
@@ -236,7 +236,7 @@ def read_arrays(
         ledger: where arrays lie; told where the new ones do.
         folder: of the checkpoint.
         leaves: by number of an array that lies where the new one is to lie.
-        options: see `RunOptions`.
+        options: timeouts, recovery and transport of runs.
 
     Raises:
         DamageError: a file is not what was written.
@@ -274,7 +274,7 @@ class SnapshotOnWorkers(Writing):
     limit_s: float
 
     def write(self, folder: Path, label: str) -> dict[str, list[Written]]:
-        """See `Writing.write`."""
+        """Writes the arrays of a checkpoint, each process those that it has, while steps run."""
         count = self.session.groups.num_processes
         paths = [str((folder / f"{label}-process-{p:04d}.bin").absolute()) for p in range(count)]
         results = [

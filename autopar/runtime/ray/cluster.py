@@ -88,8 +88,8 @@ class RayCluster(Cluster):
     """Result of `autopar.Cluster.ray`. Only the name and the groups are compared and written to plans.
 
     Args:
-        name: see `Cluster`.
-        groups: see `Cluster`.
+        name: name that a person knows.
+        groups: node groups: one for a uniform cluster, several for a mixed one.
         slots: room for workers, in the order of the cluster's devices.
         run: how pipelines are run here.
         launch: starts workers: (what each is told, its slot, seconds that it may take) -> their processes.

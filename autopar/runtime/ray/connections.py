@@ -162,7 +162,7 @@ class StepLines:
         return process, self._number
 
     def wait(self, tickets: Sequence[tuple[int, int]], timeout_s: float) -> dict[int, Answer]:
-        """See `WorkerGroup.wait`."""
+        """Answers that have arrived, by position in ``tickets``; waits until all have, or ``timeout_s`` is over."""
         until = time.monotonic() + timeout_s
         answers: dict[int, Answer] = {}
         with self._intact():

@@ -48,7 +48,7 @@ class Deployment:
         hosts: for each worker the number of its processes; one each where there are none.
         nodes: number of nodes of each kind that it is made for; as many as there are processes where it is empty.
         plan: what it carries out, for whoever wants to know.
-        kinds: see `ProcessLayout`.
+        kinds: kind of machine of each worker; all of the first where it is empty.
     """
 
     source: Pipelined

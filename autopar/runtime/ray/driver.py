@@ -58,7 +58,7 @@ class Driver(ArrayOwner):
 
     Args:
         launch: starts processes.
-        options: see `RunOptions`.
+        options: timeouts, recovery and transport of runs.
         room: how many nodes of each kind there are now; None where that does not change.
     """
 
@@ -155,8 +155,8 @@ class Driver(ArrayOwner):
 
         Args:
             deployment: what runs, and where.
-            replanner: see `Function`.
-            progress: likewise.
+            replanner: plans for fewer nodes when some are lost; None where the function has one deployment.
+            progress: called with a line of text for each thing that is done.
         """
         with self.lock:
             x64 = bool(jax.config.read("jax_enable_x64"))
@@ -369,15 +369,15 @@ class Driver(ArrayOwner):
         return arrays
 
     def has(self, id: int) -> bool:
-        """See `ArrayOwner.has`."""
+        """Whether the array of a handle's number is still on workers; False once it was given up or lost."""
         return self._session is not None and bool(self.ledger.holders.get(id))
 
     def hold(self, names: Mapping[int, str]) -> Writing:
-        """See `ArrayOwner.hold`. WorkerLostError where workers are lost."""
+        """Keeps arrays for a checkpoint. WorkerLostError where workers are lost."""
         return self.perform(None, lambda: hold_arrays(self.session, self.ledger, names, self.options))
 
     def read(self, folder: Path, leaves: Mapping[int, Leaf]) -> dict[int, RemoteArray]:
-        """See `ArrayOwner.read`. WorkerLostError where workers are lost."""
+        """Reads arrays of a checkpoint, each process those of its devices. WorkerLostError where workers are lost."""
 
         def work() -> dict[int, RemoteArray]:
             ids = read_arrays(self.session, self.ledger, folder, leaves, self.options)

@@ -46,7 +46,8 @@ class LoadedFunction:
         Args:
             start: what lies here.
             before, after: see `Worker.run`; of AMPNet passes are counted, and nothing is called after them.
-            order: see `run_stage`.
+            order: letters of passes in the order that they are to have; empty takes the first that can run, backward
+                ones first.
 
         Returns the worker as it is then, and the order of AMPNet's passes.
         """

@@ -117,7 +117,7 @@ def lost_error(scene: Scene, method: str, step: int) -> WorkerLostError:
         step: number of the step.
 
     Raises:
-        AutoparError: see `who_is_lost`.
+        AutoparError: a worker failed by an error of its program, which would come again.
     """
     process, reason = who_is_lost(scene)
     worker = scene.groups.workers[process]

@@ -32,7 +32,7 @@ class Handshake(msgspec.Struct, frozen=True):
         programs: hashes of the files there by name, others are removed; None where the folder is the user's.
         identity: certificate and key in PEM; empty where connections are not encrypted.
         devices: how many of the process's devices it has, from ``first_device`` on; 0 means all.
-        first_device: see ``devices``.
+        first_device: the first of them.
         rank: its number among the processes that `jax.distributed` joins: those of its worker, or all of a world.
         group_size: number of these processes.
         board: name of the memory that processes of the driver's machine report by; empty for none.
@@ -327,7 +327,7 @@ class Connect(msgspec.Struct, frozen=True):
 
     Args:
         addresses: of all.
-        direct: see `Load`.
+        direct: whether arrays are pulled from device to device.
         world: whether they form one world, by whose programs arrays go.
     """
 

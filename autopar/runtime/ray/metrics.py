@@ -69,7 +69,11 @@ class Metrics:
 
     @property
     def text(self) -> str:
-        """All numbers in Prometheus' format. ClusterError without prometheus-client."""
+        """All numbers in Prometheus' text format.
+
+        Raises:
+            ClusterError: the package prometheus-client is not installed.
+        """
         return str(self._client.generate_latest(self.registry).decode())
 
 

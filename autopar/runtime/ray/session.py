@@ -37,7 +37,7 @@ class Session:
     Args:
         layout: processes and their devices.
         launch: starts processes.
-        options: see `RunOptions`.
+        options: timeouts, recovery and transport of runs.
         programs: hashes of files of compiled programs by name, as workers of earlier sessions wrote them.
 
     Raises:

@@ -44,7 +44,7 @@ class Listener:
     """Accepts connections that begin with the secret.
 
     Args:
-        credentials: see `Credentials`.
+        credentials: secret, and certificate if there is one, that the processes of a cluster share.
         serve: called with each connection that said the secret, in a thread of its own.
         host: address to listen on.
         handshake_s: seconds that a connection has to say it.
@@ -166,7 +166,7 @@ def dial(address: tuple[str, int], credentials: Credentials) -> socket.socket:
 
     Args:
         address: its host and port.
-        credentials: see `Credentials`.
+        credentials: secret, and certificate if there is one, that the processes of a cluster share.
     """
     connection: Any = socket.create_connection(address, timeout=_CONNECT_S)
     try:

@@ -103,7 +103,7 @@ class Transfers:
 
         Args:
             array: a `jax.Array`, computed or not; others are not offered.
-            boxes: see `SocketLink.send_shards`.
+            boxes: shape of the array (of the data of keys) -> parts of it that are wanted; None wants all.
         """
         if not isinstance(array, jax.Array) or array.size == 0:
             return None

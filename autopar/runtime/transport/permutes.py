@@ -36,13 +36,13 @@ _DEVICES = "devices"
 
 @dataclass(frozen=True)
 class BlockMove:
-    """A block on its way.
+    """One block of an array that one device sends to another.
 
     Args:
-        source: number of the device that has it.
-        target: number of the device that gets it.
+        source: number of the sender.
+        target: number of the receiver.
         source_at: first index of the block in the sender's shard, in each dim.
-        target_at: likewise in the receiver's shard.
+        target_at: first index of the block in the receiver's shard, in each dim.
     """
 
     source: int
@@ -53,11 +53,11 @@ class BlockMove:
 
 @dataclass(frozen=True)
 class BlockRounds:
-    """All moves of an array.
+    """Moves by which an array changes from one sharding to another: it is cut into blocks of one shape.
 
     Args:
-        block: shape of a block.
-        rounds: moves of which no two share a sender or a receiver.
+        block: shape of every block.
+        rounds: moves that run at the same time; no two of a round share a sender or a receiver.
     """
 
     block: tuple[int, ...]

@@ -69,30 +69,30 @@ class GroupLink(ArrivalLink):
         self._layouts = layouts
 
     def send(self, to: int, tag: int, array: Any, name: str = "") -> None:
-        """See `WorkerLink.send`."""
+        """Sends a copy of an array; returns before it arrived, and keeps the array alive as long as it must."""
         layouts = self._layouts.get(to, {}).get(name) if self._groups.sizes[to] > 1 else None
         for rank, process in enumerate(self._groups.members(to)):
             boxes = None if layouts is None else partial(layouts.boxes, process=rank)
             self._link.send_shards(process, tag, array, boxes)
 
     def has_room(self, to: int) -> bool:
-        """See `WorkerLink.has_room`."""
+        """Whether another array may be sent before ``to`` took the last one."""
         return all(self._link.has_room(p) for p in self._groups.members(to))
 
     def ready(self, source: int) -> bool:
-        """See `WorkerLink.ready`."""
+        """Whether `receive` would return, or fail, at once."""
         return all(self._link.ready(p) for p in self._groups.members(source))
 
     def wait_any(self, sources: Sequence[int]) -> int:
-        """See `WorkerLink.wait_any`, by the first process of each."""
+        """Waits until the first process of one of the sources has sent an array, or is lost; returns the source."""
         first = {self._groups.members(source).start: source for source in sources}
         return first[self._link.wait_any(list(first))]
 
     def next_tag(self, source: int) -> int:
-        """See `ArrivalLink.next_tag`, by the first process."""
+        """The tag of the next array that the first process of ``source`` sent; waits, and fails, as `receive` does."""
         return self._link.next_tag(self._groups.members(source).start)
 
     def receive(self, source: int, tag: int, sharding: NamedSharding | None) -> Any:
-        """See `WorkerLink.receive`."""
+        """The next array that ``source`` sent."""
         parts = [self._link.receive_shards(p, tag) for p in self._groups.members(source)]
         return self._link.laid(parts, sharding)

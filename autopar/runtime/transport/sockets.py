@@ -182,7 +182,7 @@ class SocketLink(ArrivalLink):
             inbox.abort(step)
 
     def send(self, to: int, tag: int, array: Any, name: str = "") -> None:
-        """See `WorkerLink.send`."""
+        """Sends a copy of an array; returns before it arrived, and keeps the array alive as long as it must."""
         self.send_shards(to, tag, array)
 
     def send_shards(self, to: int, tag: int, array: Any, boxes: Boxes | None = None) -> None:
@@ -198,15 +198,15 @@ class SocketLink(ArrivalLink):
         self._sender(to).lines.put((self._step, tag, array, boxes))
 
     def has_room(self, to: int) -> bool:
-        """See `WorkerLink.has_room`: what is sent waits in a thread of its own."""
+        """Whether another array may be sent before ``to`` took the last one: always, for a thread holds it."""
         return True
 
     def ready(self, source: int) -> bool:
-        """See `WorkerLink.ready`."""
+        """Whether `receive` would return, or fail, at once."""
         return not self._inbox(source).would_block(self._step)
 
     def wait_any(self, sources: Sequence[int]) -> int:
-        """See `WorkerLink.wait_any`; at the deadline it is the first of the sources."""
+        """The source of which `receive` would return, or fail; waits for one. At the deadline the first source."""
         while time.monotonic() < self._deadline:
             for source in sources:
                 if self.ready(source):
@@ -215,7 +215,7 @@ class SocketLink(ArrivalLink):
         return sources[0]
 
     def next_tag(self, source: int) -> int:
-        """See `ArrivalLink.next_tag`."""
+        """The tag of the next array that ``source`` sent; waits, and fails, as `receive` does."""
         return self._inbox(source).next_tag(self._step, self._waited_from, self._deadline)
 
     @property
@@ -229,7 +229,7 @@ class SocketLink(ArrivalLink):
         return sum(sender.bytes for sender in list(self._outgoing.values()))
 
     def receive(self, source: int, tag: int, sharding: NamedSharding | None) -> Any:
-        """See `WorkerLink.receive`; without a sharding the array stays on the host until somebody needs it."""
+        """The next array that ``source`` sent. Without a sharding it stays on the host until somebody needs it."""
         return self.laid([self.receive_shards(source, tag)], sharding)
 
     def laid(self, parts: Sequence[Received], sharding: NamedSharding | None) -> Any:

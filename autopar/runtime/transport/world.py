@@ -119,7 +119,7 @@ class WorldLink(WorkerLink):
         self._in_flight.end()
 
     def send(self, to: int, tag: int, array: Any, name: str = "") -> None:
-        """See `WorkerLink.send`."""
+        """Sends a copy of an array; returns before it arrived, and keeps the array alive as long as it must."""
         if tag in self._exchanges:
             self._count(array)
             self._links.send(tag, array)
@@ -135,7 +135,7 @@ class WorldLink(WorkerLink):
         self._programs.program([self._move(wanted, place, self._place(to, wanted))])([array])
 
     def receive(self, source: int, tag: int, sharding: NamedSharding | None) -> Any:
-        """See `WorkerLink.receive`; without a sharding an array from devices is whole on each of this worker's."""
+        """The next array that ``source`` sent. Without a sharding each device of this worker gets the whole array."""
         if tag in self._exchanges:
             return self._links.receive(tag, sharding)
         came = self._reported(source, tag)
@@ -149,11 +149,11 @@ class WorldLink(WorkerLink):
         return arrays[0]
 
     def has_room(self, to: int) -> bool:
-        """See `WorkerLink.has_room`: whoever sends waits for the receiver."""
+        """Whether another array may be sent before ``to`` took the last one: always, for senders wait."""
         return True
 
     def ready(self, source: int) -> bool:
-        """See `WorkerLink.ready`: whoever receives waits for the sender."""
+        """Whether `receive` would return, or fail, at once: always, for a receiver waits for the sender."""
         return True
 
     def _count(self, array: Any) -> None:

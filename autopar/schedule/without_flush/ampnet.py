@@ -52,7 +52,7 @@ class AmpNet(Schedule):
         return f"ampnet{active}" + (f"-u{self._every}" if self._every > 1 else "")
 
     def table(self, num_stages: int, num_microbatches: int) -> Table:
-        """See `Schedule.table`; ``min_update_frequency`` has to divide the number of microbatches."""
+        """Tasks of each worker, in order. ``min_update_frequency`` has to divide the number of microbatches."""
         check_counts(self.name, num_stages, num_microbatches)
         if num_microbatches % self._every:
             raise ScheduleError(

@@ -85,7 +85,7 @@ class _WithoutFlush(Schedule):
         raise NotImplementedError
 
     def table(self, num_stages: int, num_microbatches: int) -> Table:
-        """See `Schedule.table`; exists for two stages and more."""
+        """Tasks of each worker, in order. The table exists for two stages and more."""
         check_counts(self.name, num_stages, num_microbatches)
         VersionMap(self.name, num_stages, num_microbatches)
         rows = tuple(warm_up_row(s, num_microbatches, num_stages - s) for s in range(num_stages))

@@ -186,14 +186,17 @@ class _Group:
 def combined(
     thresholds: Thresholds, sent: Sequence[PricedCollective], ends: Mapping[int, Ends], needs: Sequence[Sequence[int]]
 ) -> tuple[tuple[int, ...], ...]:
-    """Groups of two or more collectives of one region that are sent as one, by their numbers.
+    """Groups of two or more collectives of one region that are sent as one message, as XLA's combiners do.
+
+    Collectives between the same two tasks are a chain: each reads the result of the one before. No two of a chain are
+    in
+    one group.
 
     Args:
-        thresholds: up to how many bytes.
-        sent: all collectives.
-        ends: by number of those of the region where their values are made and taken. Those from one task to another
-            are made of each other, in their order, so that no two of them are sent as one.
-        needs: by place of a task those of the tasks before it whose results it takes.
+        thresholds: bytes of a message up to which gathers, and other collectives, are combined.
+        sent: all collectives; a group has indices of it.
+        ends: by index of each collective of the region the tasks that make and take its value, by place in ``needs``.
+        needs: for each task of the region, in running order, the places of earlier tasks whose results it reads.
     """
     joinable = [n for n in ends if sent[n].kind in JOINED]
     if len({_key(sent[n]) for n in joinable}) == len(joinable):

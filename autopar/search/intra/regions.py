@@ -156,7 +156,16 @@ class _Region:
 
 
 def scan(b: Builder, walk: WalkGraph, graph: Graph, op: Operator, prefix: str, weight: float) -> None:
-    """Adds a scan."""
+    """Adds a ``scan`` operator and the operators of its body to the integer program.
+
+    Args:
+        b: the program so far.
+        walk: edges from each operator to the readers of its results.
+        graph: the graph that has the operator.
+        op: the ``scan``.
+        prefix: names of the enclosing regions, with which keys of values begin.
+        weight: how often a step runs the operator.
+    """
     loop = Scan.of(op)
     body, consts, carries = loop.body, loop.num_consts, loop.num_carry
     begin, inner = b.time, f"{prefix}{op.id}/body/"
@@ -324,7 +333,10 @@ class RegionFacts:
     converging: frozenset[str]
 
     def fuses(self, op: Operator) -> bool:
-        """Whether results of an elementwise operator, none of them the graph's, go to one elementwise reader each."""
+        """Whether an elementwise operator is fused into its readers: one elementwise operator reads each result.
+
+        Results of the whole graph are not fused, for they are stored.
+        """
         return all(v.name in self.converging or self.fusible.get(v.name) == [True] for v in op.results)
 
     def returns(self, op: Operator) -> bool:

@@ -120,7 +120,7 @@ def with_shared_examples(
     Args:
         problem: what is planned.
         sharding_problem: its statement on a mesh.
-        solve: see `hide`.
+        solve: solves a problem of the same nodes, from a choice that fits, or from none.
         lower_bound: of the sum on this mesh.
     """
     masked = None if problem.subproblem.separate_programs else _data_parallel(problem, sharding_problem)

@@ -21,9 +21,9 @@ def loops(graph: Graph) -> list[Operator]:
 
 
 def carried(graph: Graph) -> list[Value]:
-    """Values that these loops carry from one microbatch to the next: accumulated gradients, losses.
+    """Values that a stage's loops over microbatches carry from one to the next: accumulated gradients, losses.
 
-    New state is not among them: it lies where the old did.
+    New state that an update in the loop writes in place of the old is left out, for it takes no memory of its own.
     """
     return [
         v
@@ -34,7 +34,10 @@ def carried(graph: Graph) -> list[Value]:
 
 
 def state_replaced(op: Operator) -> Mapping[int, int]:
-    """Carries of the loop of a stage that replace state: by number of the operand that of the state, a constant."""
+    """State that the loop over microbatches of a stage updates: by operand of the loop that carries it the old state's.
+
+    Empty for other operators.
+    """
     if not is_stage_loop(op):
         return {}
     scan = Scan.of(op)

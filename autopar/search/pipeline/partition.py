@@ -226,13 +226,13 @@ def slice_layers(
     limit_bytes: float | Sequence[float],
     num_stages: int | None = None,
 ) -> Slicing | None:
-    """The best slicing; None where nothing fits.
+    """The slicing of the layers into stages that takes the least seconds; None where none fits the memory.
 
     Args:
-        costs: see `StageCosts`.
+        costs: of every run of layers on every kind of submesh.
         devices: number of devices, by node group where there are several; all are used.
-        microbatches: m.
-        limit_bytes: bytes a device, likewise.
+        microbatches: their number.
+        limit_bytes: memory of a device, by node group where there are several.
         num_stages: the only number of stages to consider, or None for any.
     """
     within = _answers(costs, devices, microbatches, limit_bytes, num_stages)
@@ -263,7 +263,15 @@ def can_be_sliced(
     limit_bytes: float | Sequence[float],
     num_stages: int | None = None,
 ) -> bool:
-    """Whether `slice_layers`, whose arguments these are, has an answer; it takes one pass where that takes many."""
+    """Whether some slicing of the layers into stages fits the memory, found in one pass of the dynamic program.
+
+    Args:
+        costs: of every run of layers on every kind of submesh.
+        devices: number of devices, by node group where there are several; all are used.
+        microbatches: their number.
+        limit_bytes: memory of a device, by node group where there are several.
+        num_stages: the only number of stages to consider, or None for any.
+    """
     within = _answers(costs, devices, microbatches, limit_bytes, num_stages)
     return within is not None and within(np.inf) is not None
 

@@ -281,7 +281,13 @@ def _bounds(store: Store, keys: Mapping[int, Key]) -> Iterator[float]:
 
 
 def closed_by_busy(store: Store, keys: Mapping[int, Key], cutoff_s: float) -> Bounded | None:
-    """Message that a pipeline takes ``cutoff_s`` or more by its planned stages; None where it may take less."""
+    """Verdict that a pipeline takes ``cutoff_s`` or more, by the busy seconds of its planned stages; else None.
+
+    Args:
+        store: answers of the search, of which planned stages are some.
+        keys: by number of a stage its key in ``store``.
+        cutoff_s: seconds of the best plan so far.
+    """
     least_s = least_busy_s(store, keys)
     return Bounded("what its stages that are planned take", least_s) if least_s >= cutoff_s else None
 

@@ -127,12 +127,13 @@ def stage_counts(problem: Problem, schedule: Schedule) -> list[int]:
 
 
 def unevenness(problem: Problem, stages: int) -> float:
-    """Times its share of the forward pass that the heaviest of so many stages has at least.
+    """Lower bound of the heaviest stage's share of the forward pass, as a ratio (>= 1) to an equal share.
+
+    Layers of loops are not cut. Without loops operators are cut in running order, and too few of them give infinity.
 
     Args:
-        problem: what is planned. Parts are the layers of its loops; where there are none, operators in running order,
-            and it is infinity where these are too few.
-        stages: their number.
+        problem: the step.
+        stages: number of stages.
     """
     graph, blocks = problem.graph, loops_over_layers(problem.graph)
     if blocks:

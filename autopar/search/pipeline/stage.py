@@ -152,7 +152,7 @@ def submit_stages(
         order: in which stages are planned.
         placements: by stage its first device and the number of devices.
         shared: plans one stage on its submesh.
-        cutoff_s: see `plan_stage`.
+        cutoff_s: busy seconds of a step from which a stage's plan is of no use.
     """
     if shared.pool.process is None:
         return

@@ -24,13 +24,13 @@ from autopar.solver.problem import Array, ChoiceProblem
 
 @dataclass(frozen=True, eq=False)
 class Contracted:
-    """A problem after contraction.
+    """A choice problem in which each node is merged with those whose strategy decides its own.
 
     Args:
-        costs: of the strategies of each node that is left, by its original number.
-        edges: tables between them by (lower, higher number), parallel ones summed.
-        leader: for each original node the node that it follows; itself where it is left.
-        strategies: for each original node its original strategy by the leader's strategy.
+        costs: by original number of each node that is left the costs of its strategies.
+        edges: cost tables between nodes that are left, by (lower, higher number); parallel edges are summed.
+        leader: for each original node the node that decides it; a node that is left decides itself.
+        strategies: for each original node its original strategy, indexed by the leader's strategy.
     """
 
     costs: Mapping[int, Array]

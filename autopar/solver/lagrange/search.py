@@ -96,13 +96,15 @@ class Search:
         return self.allowed_cost(best), best
 
     def polished(self, choice: Ints, prices: Array, moves: int, random: np.random.Generator) -> tuple[float, Ints]:
-        """The cheapest allowed choice that trees lead to from ``choice``, and its cost (inf where there is none).
+        """The cheapest choice within the memory limit that tree moves reach from ``choice``, and its cost; inf if none.
+
+        A tree move chooses all nodes of a random tree of the graph again, at costs that price memory by multipliers.
 
         Args:
-            choice: it need not obey the limit.
-            prices: multipliers by row, at full weight first and then at less.
-            moves: trees at each weight.
-            random: random numbers.
+            choice: strategy of each node; it need not obey the limit.
+            prices: Lagrange multiplier of each memory row. They fall from round to round to a part of these.
+            moves: tree moves of a round.
+            random: source of random numbers.
         """
         packed = self.packed
         state = self._state(choice)

@@ -64,7 +64,10 @@ class LagrangeSolver:
         start: tuple[int, ...] | None = None,
         seed: int = 0,
     ) -> Solution:
-        """See `Solver.solve`. Without a time limit the numbers of steps are fixed, and so is the answer."""
+        """The best choice found, and a lower bound.
+
+        Without a time limit the numbers of steps are fixed, and so is the answer.
+        """
         clock = _PhaseClock()
         contracted = contract(problem)
         clock.lap("contract")

@@ -26,8 +26,8 @@ class State(NamedTuple):
 
     Args:
         choice: strategy of each node.
-        largest: see `make_peaks`; over bytes by row.
-        added: see `make_peaks`.
+        largest: segment tree over the bytes of each row: the largest below each position; the root is 1.
+        added: bytes that are added to all rows below a position of the segment tree.
         best: the cheapest choice seen that obeys the limit.
         figures: cost of ``choice``, cost of ``best``; numbers of moves taken, refused for memory.
     """

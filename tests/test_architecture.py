@@ -259,6 +259,7 @@ NOT_THE_FIELDS_WORDS = {
     "meet": "connect",
     "pieces": "shards",
     "promising": "ranked",
+    "slack": "overlappable, imbalance, tolerance",
     "stated": "problem, program",
     "teams": "process groups",
     "told": "given, reported",
@@ -270,7 +271,7 @@ NOT_THE_FIELDS_WORDS = {
 #: Names that say nothing of the thing they are for.
 NOT_FOR_VARIABLES = ("chosen", "found", "made", "own", "stated")
 #: Words of the first table that no comment, docstring or page has; a page that is made from names of tests is left out.
-NOT_IN_PROSE = ("alike", "anew", "beside", "crew")
+NOT_IN_PROSE = ("alike", "anew", "beside", "crew", "slack")
 
 
 def names_given(tree: ast.AST) -> Iterator[str]:

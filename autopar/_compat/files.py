@@ -85,7 +85,7 @@ def _check_route(folder: Path) -> None:
             if is_link:
                 links += 1
                 if links > _MOST_LINKS:
-                    raise PermissionError(f"{folder} lies behind more than {_MOST_LINKS} links")
+                    raise PermissionError(f"{folder} is reached by more than {_MOST_LINKS} links")
                 routes.append(part.parent / os.readlink(part) / "target")
             replaces = not is_link and not about.st_mode & stat.S_ISVTX and _others_write(about)
             if about.st_uid not in (0, os.geteuid()) or replaces:

@@ -165,8 +165,7 @@ def as_one_stage(traced: Traced, num_devices: int, form: StepForm) -> tuple[Trac
         form: the techniques; ends of layers are found where it does not say them.
 
     Returns the changed step, and the form without techniques that changed nothing, with the ends of layers where
-    something
-    is recomputed.
+    something is recomputed.
 
     Raises:
         InfeasiblePlanError: a technique that is asked for changes nothing.

@@ -252,7 +252,7 @@ class _GraphBuilder:
         return rewritten.params, [inputs[0], indices, *inputs[2:]]
 
     def placed(self, eqn: JaxprEqn, results: list[Operand], scope: str) -> list[Operand]:
-        """Results of an inner ``jax.jit``, each behind a constraint where the user gave it a sharding."""
+        """Results of an inner ``jax.jit``, each through a constraint where the user gave it a sharding."""
         out = list(results)
         for n, sharding in enumerate(result_shardings(eqn)):
             if sharding is not None and not isinstance(out[n], Literal):

@@ -48,15 +48,15 @@ class Layout:
         return Layout(((), *self.dims), self.partial, self.reduce)
 
     def shards(self, sizes: Mapping[str, int]) -> int:
-        """Number of different pieces; ``sizes`` maps a mesh axis to its size."""
+        """Number of different shards; ``sizes`` maps a mesh axis to its size."""
         return math.prod(sizes[a] for a in self.axes)
 
     def local_shape(self, shape: tuple[int, ...], sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """Shape of one device's piece of a tensor of ``shape``."""
+        """Shape of one device's shard of a tensor of ``shape``."""
         return tuple(n // math.prod(sizes[a] for a in dim) for n, dim in zip(shape, self.dims, strict=True))
 
     def local_bytes(self, type: TensorType, sizes: Mapping[str, int]) -> int:
-        """Bytes of one device's piece of a tensor of ``type``."""
+        """Bytes of one device's shard of a tensor of ``type``."""
         return math.ceil(type.nbytes / self.shards(sizes))
 
     def fits(self, shape: tuple[int, ...], sizes: Mapping[str, int]) -> bool:

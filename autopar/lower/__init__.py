@@ -1,1 +1,1 @@
-"""Lowering: from plan and program to programs on local pieces, and instruction lists."""
+"""Lowering: from plan and program to programs on local shards, and instruction lists."""

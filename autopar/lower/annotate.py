@@ -45,7 +45,7 @@ def annotate(module: StablehloModule, traced: Traced, plan: Plan) -> str:
 
     Args:
         module: what was read.
-        traced: its entry function, as `traced_module` makes it.
+        traced: its entry function, traced.
         plan: a plan of it, of one stage and one microbatch.
 
     Raises:

@@ -86,7 +86,7 @@ class CollectiveBarriers:
         return piece if age == self.regions or self.last is None else after(piece, [self.last])
 
     def collected(self, result: Any) -> None:
-        """Notes what a collective made."""
+        """Notes the result of a collective."""
         if (element := element_of(result)) is not None:
             self.since.append(element)
 
@@ -95,7 +95,7 @@ class CollectiveBarriers:
 
         Args:
             arrays: its operands.
-            age: see `collective`.
+            age: number of the last region that the operands depend on by themselves.
         """
         before = [*self.since, *([] if age == self.regions or self.last is None else [self.last])]
         sizes = {n: a.size for n, a in enumerate(map(jnp.asarray, arrays)) if element_of(a) is not None}
@@ -105,7 +105,7 @@ class CollectiveBarriers:
         return [after(jnp.asarray(a), before) if n == least else a for n, a in enumerate(arrays)]
 
     def leave(self, results: Sequence[Any]) -> None:
-        """Notes what a region made."""
+        """Notes the results of a region."""
         elements = [e for r in results if (e := element_of(r)) is not None]
         if elements:
             self.regions, self.last, self.since = self.regions + 1, elements[0], []

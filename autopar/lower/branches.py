@@ -296,7 +296,7 @@ def _text(branch: _Branch) -> str:
 
 @dataclass(frozen=True)
 class Level:
-    """A graph among the bodies of loops and the branches around it.
+    """A graph of the step, of a loop's body or of a branch, with the graph around it.
 
     Args:
         graph: the graph.
@@ -351,7 +351,7 @@ class Shared:
     """A result of a cond in which some branches save examples, and others do not.
 
     Args:
-        path: as in `Level`.
+        path: ids of the enclosing loops, and ids of conds with the number of the branch, each followed by ``/``.
         cond: the operator.
         result: number of the result.
         others: numbers of the branches that save something else.

@@ -31,7 +31,7 @@ Product: TypeAlias = Callable[[Any, Any], Any]
 
 @dataclass(frozen=True)
 class Ring:
-    """The devices among which blocks travel.
+    """The ring of devices around which blocks of a collective matmul go.
 
     Args:
         axes: mesh axes, in mesh order.
@@ -45,7 +45,7 @@ class Ring:
 
     @property
     def reach(self) -> dict[int, int]:
-        """Number of devices that send blocks to this one, by direction: ahead (1) or behind (-1)."""
+        """Number of devices that send blocks to this one, by direction: 1 or -1 along the ring."""
         ahead = self.size - 1 if self.in_steps else self.size // 2
         return {1: ahead, -1: self.size - 1 - ahead}
 
@@ -66,14 +66,16 @@ class Ring:
 
 
 def gathered_product(how: CollectiveMatmul, ring: Ring, block: Any, other: Any, product: Product) -> tuple[Any, Any]:
-    """A product, and the operand that would have been gathered for it.
+    """A product as a collective matmul, and the gathered operand.
+
+    Blocks of the operand go around the ring while the device multiplies the block that it has (Wang et al., ASPLOS'23).
 
     Args:
-        how: the form.
+        how: the dims of the product that blocks are cut along.
         ring: the devices.
         block: this device's block of the operand.
         other: the other operand.
-        product: multiplies blocks; of blocks that are added up in at least float32.
+        product: multiplies blocks; blocks that are summed are multiplied in at least float32.
     """
     operand, size = OPERANDS.index(how.travels), block.shape[how.dim]
     whole = lax.empty(_longer(block.shape, how.dim, ring.size), block.dtype)
@@ -102,10 +104,10 @@ def _joined(how: CollectiveMatmul, ring: Ring, result: Any, part: Any, at: Any) 
 
 
 def scattered_product(how: CollectiveMatmul, ring: Ring, lhs: Any, rhs: Any, product: Product) -> Any:
-    """This device's block of the sum over all devices of a product.
+    """This device's block of a product that is summed over all devices, as a collective matmul.
 
     Args:
-        how: the form.
+        how: the dims of the product that blocks are cut along.
         ring: the devices.
         lhs: left operand; its products are terms of the sum.
         rhs: right operand.
@@ -137,7 +139,7 @@ def _longer(shape: tuple[int, ...], dim: int, times: int) -> tuple[int, ...]:
 
 @dataclass
 class BlockProduct:
-    """A product of a plan that may run in blocks.
+    """A product of a plan that may run as a collective matmul.
 
     Args:
         op: the product.
@@ -156,11 +158,13 @@ class BlockProduct:
     result: Any = None
 
     def gathered(self, operand: int, other: Any) -> Callable[[ReshardStep, Any], Any]:
-        """A function that does the last step before the product next to the product, as `Instead` of a value.
+        """A function that runs the gather of an operand and the product as one collective matmul.
+
+        It takes the gather and the operand's block, and returns the gathered operand, or None where they cannot be one.
 
         Args:
-            operand: number of the operand that is taken.
-            other: the other one.
+            operand: number of the operand that is gathered.
+            other: the other operand.
         """
 
         def instead(step: ReshardStep, block: Any) -> Any:
@@ -176,7 +180,7 @@ class BlockProduct:
         return instead
 
     def unmade(self, lhs: Any, rhs: Any) -> Unmade:
-        """The product of two operands, made when it is read."""
+        """The product of two operands, computed when it is read: with a reduce-scatter as a collective matmul."""
 
         def scattered(step: ReshardStep) -> Any:
             how = scattered_matmul(self.op, self._ranks, step, self.names)

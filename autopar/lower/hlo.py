@@ -66,7 +66,7 @@ CHAIN = re.compile(r'\bchain_id="(\d+)"')
 
 
 def listed_groups(text: str) -> str:
-    """``text``, optimized HLO, with all such groups as lists."""
+    """``text``, optimized HLO, with all replica groups as explicit lists of devices."""
     return _FORM.sub(_listed, text)
 
 
@@ -143,7 +143,7 @@ class HloModule:
 
 
 def parse_module(text: str) -> HloModule:
-    """The program of a text.
+    """The instructions of a program, by computation.
 
     Args:
         text: optimized HLO.
@@ -401,7 +401,7 @@ def work(text: str, *, unknown_trips: float = 1.0) -> HloWork:
 
     Args:
         text: optimized HLO.
-        unknown_trips: as in `collectives`.
+        unknown_trips: trips assumed of loops whose number of trips is not in the text.
     """
     module = parse_module(text)
     runs = runs_of(module, unknown_trips)

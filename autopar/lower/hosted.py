@@ -79,10 +79,10 @@ def check_pinned(fact: str, devices: Sequence[Any]) -> None:
 
 
 def to_host(array: Any) -> Any:
-    """The piece of a device, moved to host memory."""
+    """The shard of a device, moved to host memory."""
     return jax.device_put(array, jax.memory.Space.Host)
 
 
 def to_device(array: Any) -> Any:
-    """The piece of a device, moved from host memory; as it is where it is there."""
+    """The shard of a device, moved from host memory; as it is where it is there."""
     return jax.device_put(array, jax.memory.Space.Device)

@@ -16,7 +16,7 @@ from autopar.ir.loops import Scan
 def numbers_in_place(
     graph: Graph, op: Operator, layouts: Sequence[Layout], results: Sequence[Layout], away: Collection[int]
 ) -> dict[int, int]:
-    """Stacks that a loop writes where they lie: their numbers among those taken, and among those that it makes.
+    """Stacks that a loop over layers writes in place: by number of the operand the number of the result.
 
     Args:
         graph: the step.

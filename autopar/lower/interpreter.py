@@ -1,4 +1,4 @@
-"""Runs a planned graph on one device's pieces, inside ``jax.shard_map``.
+"""Runs a planned graph on one device's shards, inside ``jax.shard_map``.
 
 Every operator is applied by its localizer; before it, operands are resharded to the layouts that the
 plan wants. Loops and branches run jax's own, with bodies interpreted here.
@@ -44,14 +44,15 @@ Env: TypeAlias = dict[str, "Held | ComputedValue"]
 class Sharded:
     """The plan's decisions, parsed: layouts of operands (None: any) and results, shared copies.
 
-    ``memory_bound`` is as in `autopar.sharding.routes.Routes`; ``index`` says which shard the interpreted one is;
-    ``around`` is entered while an operator is applied; ``recomputes`` says that something is computed again, which a
-    compiler must not merge with the first time; ``orders_collectives`` that collectives must not overlap with regions
-    that have some inside (`autopar.lower.barriers`); ``widened`` that products with a float32 result take
-    float32 operands, for XLA's CPU compiler has none of narrow ones; ``hosted`` names inputs that are in host memory
-    until they are read; ``host_results`` are, by loop, the numbers of results that are there; ``on_host`` are ids of
-    operators on hosts, ``skips_masked`` of attention that leaves scores out; ``matmuls`` says of which tensor of a
-    product blocks travel, ``in_steps`` that each message waits for a product; ``callbacks`` says how Python is called.
+    ``memory_bound`` says that memory is short, so that copies are made late and given up early; ``index`` says which
+    shard the interpreted one is; ``around`` is entered while an operator is applied; ``recomputes`` says that something
+    is computed again, which a compiler must not merge with the first time; ``orders_collectives`` that collectives must
+    not overlap with regions that have some inside (`autopar.lower.barriers`); ``widened`` that products with a float32
+    result take float32 operands, for XLA's CPU compiler has none of narrow ones; ``hosted`` names inputs that are in
+    host memory until they are read; ``host_results`` are, by loop, the numbers of results that are there; ``on_host``
+    are ids of operators on hosts, ``skips_masked`` of attention that leaves scores out; ``matmuls`` says of which
+    tensor of a product blocks travel, ``in_steps`` that each message waits for a product; ``callbacks`` says how Python
+    is called.
     """
 
     operands: Mapping[str, tuple[Layout | None, ...]]
@@ -99,7 +100,15 @@ class Interpreter:
             self.barriers = CollectiveBarriers()
 
     def held(self, name: str, type: TensorType, layout: Layout, array: Any, age: int = 0) -> Held:
-        """The value ``name`` of this graph, made in ``layout``; ``age`` as in `Held`."""
+        """The value ``name`` of this graph, made in ``layout``.
+
+        Args:
+            name: of the value.
+            type: its shape and dtype.
+            layout: in which it is made.
+            array: its local shard.
+            age: number of the last region with collectives inside that it depends on.
+        """
         copies = dict(self.sharded.copies.get(self.prefix + name, {}))
         return self._held(type, layout, array, copies, age)
 
@@ -115,7 +124,7 @@ class Interpreter:
 
         Args:
             bound: the graph.
-            arrays: local pieces of its inputs, in ``layouts``.
+            arrays: local shards of its inputs, in ``layouts``.
             layouts: one an input.
             wanted: layout of each output.
         """
@@ -146,7 +155,16 @@ class Interpreter:
     def read(
         self, env: Env, operand: Operand, type: TensorType, layout: Layout | None, phase: str, now: Any = None
     ) -> Any:
-        """An operand's local piece in ``layout`` (None: a literal, or whatever there is); ``now`` as in `Held.take`."""
+        """An operand's local shard.
+
+        Args:
+            env: values so far, by name.
+            operand: name of a value, or a literal.
+            type: shape and dtype of the operand.
+            layout: layout that is wanted; None takes any.
+            phase: part of the step that the reader is in.
+            now: another operand of the reader: where memory is short a copy is not made before it is there.
+        """
         if isinstance(operand, Literal):
             value = scalar(operand)
             if layout is None or layout.is_replicated:
@@ -173,7 +191,7 @@ class Interpreter:
         return [operands[i] for i in range(len(sources))]
 
     def _there(self, env: Env, operand: Operand, type: TensorType, layout: Layout | None) -> Any:
-        """An operand's local piece in host memory."""
+        """An operand's local shard in host memory."""
         value = env[operand] if isinstance(operand, str) else None
         if isinstance(value, Held):
             return value.take_on_host(layout or Layout.replicated(type.rank), self.phase)
@@ -254,7 +272,7 @@ class Interpreter:
         env[result.name] = held
 
     def _send(self, age: int, permute: Callable[[Any], Any], piece: Any) -> Any:
-        """Sends a piece by a collective of an operator, see `LocalContext.send`; ``age`` as in `Held`."""
+        """Sends a shard by a collective of an operator, see `LocalContext.send`; ``age`` as in `Held`."""
         if self.barriers is None:
             return permute(piece)
         output = permute(self.barriers.collective(piece, age))

@@ -35,17 +35,18 @@ _NONE: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class LayerLoop:
-    """A loop over stacked layers as it is to run.
+    """A rewritten loop over stacked layers, with what each trip recomputes and updates.
 
     Args:
         length: number of layers.
         op: id of the loop of the graph whose body trips run; "" of a loop of updates alone.
-        pair: the forward and the backward loop that `op` is one of, where the backward pass runs layers again: the
-            first keeps what enters its trips, the second makes the stacks of the pair again. None of other loops.
-        layers: of a trip. Trips of several layers take stacks whole, and read rows of them.
+        pair: where the backward pass recomputes layers, the forward and the backward loop, one of which is `op`. The
+            forward loop keeps the inputs of its trips, from which the backward loop recomputes the stacks of
+            activations. None of other loops.
+        layers: number of layers that a trip runs. Trips of several layers take stacks whole, and read rows of them.
         updates: by id of an operator of the update that trips run, in running order, its layouts over layers.
         results: names of stacks that these operators make.
-        totals: names of sums over layers of what they make.
+        totals: names of sums of their results over layers.
         written: stacks that trips of several layers replace where they lie, each with the stack that replaces it.
     """
 
@@ -68,12 +69,12 @@ class LayerLoop:
         return [op for op in graph.operators if op.id in self.updates]
 
     def made(self, graph: Graph) -> tuple[str, ...]:
-        """Names of the values that it makes."""
+        """Names of the values that the loop returns."""
         of_op = [v.name for v in graph.by_id[self.op].results] if self.op else []
         return (*of_op, *self.totals, *self.results)
 
     def read(self, graph: Graph) -> set[str]:
-        """Names of the values that it takes."""
+        """Names of the values that the loop reads."""
         moved = self.moved(graph)
         names = names_read(moved) - set(names_made(moved)) - set(self.made(graph))
         if self.recomputes and self.pair is not None:

@@ -45,7 +45,7 @@ def microbatched(traced: Traced, count: int) -> Traced:
         count: number of microbatches; 1 gives ``traced`` itself.
 
     Raises:
-        MicrobatchError: as `autopar.microbatch.analyze_in_loops`.
+        MicrobatchError: the step cannot be cut into so many microbatches.
     """
     if count == 1:
         return traced
@@ -134,7 +134,7 @@ def neutral(type: TensorType, reduce: str) -> Any:
 
 
 def formats_of_sums(operators: Sequence[Operator]) -> dict[str, str]:
-    """Format in which ``operators``, which run after a loop, take each value sent: see `parallelize(wire=...)`.
+    """By value the format in which it is sent to ``operators``, which run after a loop, as ``wire=`` asks for.
 
     Casts, reshapes and signs between the value and the mark change nothing of it.
     """

@@ -41,7 +41,7 @@ class LoweredProgram:
         input_shardings: one a graph input.
         output_shardings: one a graph output.
         donated: indices of donated inputs.
-        compiler_options: what XLA is told.
+        compiler_options: options of XLA by name.
         host_bytes: bytes a device of inputs in host memory, and of outputs there that reuse none of them.
         callbacks: how it calls Python, and what has been raised there.
     """

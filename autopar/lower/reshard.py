@@ -1,7 +1,7 @@
-"""Runs resharding steps on one device's piece, inside ``jax.shard_map``: a step is one collective.
+"""Runs resharding steps on one device's shard, inside ``jax.shard_map``: a step is one collective.
 
 For a tuple of axes jax numbers the devices of a group with the first axis major, in every collective used
-here and in ``axis_index``; layouts name axes major first too, so that pieces keep their order.
+here and in ``axis_index``; layouts name axes major first too, so that shards keep their order.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from autopar.transforms.formats import Encoded, Format
 
 
 def apply_steps(steps: Sequence[ReshardStep], array: Any, mesh: LogicalMesh, index: AxisIndex = lax.axis_index) -> Any:
-    """The piece after ``steps``.
+    """The shard after ``steps``.
 
     Args:
         steps: from `autopar.sharding.reshard.PathTables.path`.
-        array: this device's piece, in the layout that the steps start from.
+        array: this device's shard, in the layout that the steps start from.
         mesh: the logical mesh; its axes are those of the enclosing ``shard_map``.
-        index: which piece this is.
+        index: which shard this is.
     """
     if not steps:
         return array
@@ -81,13 +81,13 @@ def _permute(array: Any, axes: tuple[str, ...], mesh: LogicalMesh, index: AxisIn
 def exchange(a: int, b: int, *, transposed: bool = False) -> tuple[tuple[int, int], ...]:
     """(from, to) of a permutation over two axes of sizes ``a`` (major) and ``b``, after which b is major.
 
-    Piece number p lies on device p before; afterwards on the device (i, j) whose j * a + i is p.
+    Shard number p lies on device p before; afterwards on the device (i, j) whose j * a + i is p.
 
     Args:
         a: size of the axis that is major before.
         b: size of the other.
-        transposed: whether the numbers in the pairs count devices with b major. jax wants the axes of a permutation
-            in the order of the mesh, whichever is major in the layout.
+        transposed: whether the numbers in the pairs count devices with b major. jax wants the axes of a permutation in
+            the order of the mesh, whichever is major in the layout.
     """
 
     def number(device: int) -> int:

@@ -87,7 +87,7 @@ class Recorder:
 
     @contextmanager
     def around(self, op: Operator) -> Iterator[None]:
-        """While ``op`` is applied; what jax records then is taken for it by `autopar.frontend.build_graph`."""
+        """Marks operators that are traced inside as ``op`` of the old graph."""
         with jax.named_scope(self.labels.mark(op.scope, op.source, self.copies.get(op.id, op.id), op.marks)):
             yield
 
@@ -120,7 +120,7 @@ def part_of(bound: BoundGraph, ids: Sequence[str], inputs: Sequence[Input], outp
 
 
 def run_whole(part: BoundGraph, values: Mapping[str, Any], recorder: Recorder) -> dict[str, Any]:
-    """Every value of ``part`` from the ``values`` of its inputs: taken over by the trace, or by jax's primitives."""
+    """Every value of the graph ``part``, from the ``values`` of its inputs by name."""
     env, unchanged = dict(values), list[Operator]()
 
     def read(operand: Any) -> Any:
@@ -149,7 +149,7 @@ def run_whole(part: BoundGraph, values: Mapping[str, Any], recorder: Recorder) -
 def run_some(
     bound: BoundGraph, operators: Sequence[Operator], values: Mapping[str, Any], recorder: Recorder
 ) -> dict[str, Any]:
-    """`run_whole` of some operators of a graph, in running order."""
+    """Every value that some operators of a graph compute, from ``values`` of what they read, by name."""
     return run_whole(replace(bound, graph=replace(bound.graph, operators=tuple(operators))), values, recorder)
 
 
@@ -243,18 +243,17 @@ def microbatches_of(array: Any, count: int, dim: int) -> Any:
 
 
 def concatenated(stack: Any, dim: int) -> Any:
-    """The pieces of a stack, side by side along ``dim``: what `microbatches_of` undoes."""
+    """One array of the pieces of a stack, concatenated along ``dim``."""
     moved = jnp.moveaxis(stack, 0, dim) if dim else stack
     return lax.reshape(moved, (*moved.shape[:dim], moved.shape[dim] * moved.shape[dim + 1], *moved.shape[dim + 2 :]))
 
 
 def retraced(traced: Traced, run: Callable[[dict[str, Any], Recorder], Mapping[str, Any]]) -> Traced:
-    """The step that ``run`` makes of a traced one.
+    """A step that computes the same as ``traced`` in another way, traced from ``run``.
 
     Args:
         traced: a step.
-        run: from the arrays of its inputs by name to those that its outputs name; applies operators under the marks of
-            the recorder.
+        run: from the arrays of its inputs by name, and the recorder of scopes, to those that its outputs name.
     """
     shapes = [*traced.signature.avals(), *(jax.typeof(c) for c in traced.closed_over)]
     program = retraced_bound(traced.program, shapes, run)
@@ -264,12 +263,12 @@ def retraced(traced: Traced, run: Callable[[dict[str, Any], Recorder], Mapping[s
 def retraced_bound(
     bound: BoundGraph, shapes: Sequence[Any], run: Callable[[dict[str, Any], Recorder], Mapping[str, Any]]
 ) -> BoundGraph:
-    """The graph that ``run`` makes of a bound one, whose operators keep their order.
+    """A graph that computes the same as ``bound`` in another way, traced from ``run``; operators keep their order.
 
     Args:
         bound: a graph.
         shapes: of its inputs, as jax knows them.
-        run: as of `retraced`.
+        run: from the arrays of its inputs by name, and the recorder of scopes, to those that its outputs name.
     """
     graph, recorder = bound.graph, Recorder.after(bound, splices=True)
 
@@ -320,7 +319,7 @@ class RetracedLoop:
             op: the loop.
             env: values that it takes, by name.
             recorder: gives operators that are traced again the scopes of the old ones.
-            mark: what the new loop is besides, see `autopar.ir.phases`; its scope says so too.
+            mark: an attribute that the new loop gets, which its scope says too.
         """
         scan = Scan.of(op)
         consts, initial, stacks = scan.split([scalar(o) if isinstance(o, Literal) else env[o] for o in op.operands])

@@ -20,7 +20,7 @@ from autopar.lower.reshard import apply_steps
 from autopar.sharding.reshard import ReshardStep
 from autopar.sharding.routes import Routes
 
-#: Does a step with a piece, next to the product that takes it; None where it has no form for that.
+#: Does a step with a shard, next to the product that takes it; None where it has no form for that.
 Instead: TypeAlias = Callable[[ReshardStep, Any], Any]
 #: Steps of resharding that send nothing.
 _LOCAL = ("slice", "mask")
@@ -41,17 +41,17 @@ class Unmade:
 
 @dataclass
 class Held:
-    """A value with a layout that the plan gave it.
+    """A value of the traced program, with its shards in all layouts that it has been converted to so far.
 
     Args:
         routes: says from which copy a reader takes it.
-        arrays: local pieces by (phase, layout).
-        index: which piece this is.
+        arrays: local shards by (phase, layout).
+        index: which shard this is.
         barriers: of the graph that it is in; None where collectives may run as they like.
         age: number of the last region of ``barriers`` that it depends on.
-        away: whether the value as made is in host memory still.
-        on_host: pieces of it in host memory, by layout.
-        unmade: a product whose terms are not summed yet: its blocks travel where one step sums and scatters them.
+        away: whether the value is still in host memory, where it was made.
+        on_host: shards of it in host memory, by layout.
+        unmade: a product that is not computed yet: where a reduce-scatter reads it, it runs as a collective matmul.
     """
 
     routes: Routes
@@ -82,7 +82,7 @@ class Held:
         return self._made(("", self.layout))
 
     def _made(self, place: tuple[str, Layout]) -> Any:
-        """The piece at a place; a product that is not made yet is made as it is."""
+        """The shard at a place; a product that is not made yet is made as it is."""
         if place not in self.arrays and self.unmade is not None:
             self.arrays[place] = self.unmade.whole()
         return self.arrays[place]
@@ -101,14 +101,14 @@ class Held:
         return self.on_host[required]
 
     def take(self, required: Layout, phase: str, now: Any = None, instead: Instead | None = None) -> Any:
-        """The local piece in ``required``, resharded if need be.
+        """The local shard in ``required``, resharded if need be.
 
         Args:
             required: layout that is wanted.
             phase: of the reader.
-            now: a piece of another value that the reader takes, if there is one: where memory is short a copy is
-                not made before it is there.
-            instead: takes a piece, and the only step of its last conversion, and does it; None where it does not.
+            now: a shard of another value that the reader takes, if there is one: where memory is short a copy is not
+                made before it is there.
+            instead: takes a shard, and the only step of its last conversion, and does it; None where it does not.
         """
         if self.away:
             self.away = False
@@ -132,7 +132,7 @@ class Held:
         return self._made(place)
 
     def _resharded(self, steps: Sequence[ReshardStep], piece: Any) -> Any:
-        """The piece after steps, in the order with regions that the program around needs."""
+        """The shard after steps, in the order with regions that the program around needs."""
         if self.barriers is None or all(s.kind in _LOCAL for s in steps):
             return apply_steps(steps, piece, self.routes.tables.mesh, self.index)
         piece = self.barriers.collective(piece, self.age)
@@ -151,7 +151,7 @@ class ComputedValue:
     arrays: dict[Layout, Any] = field(default_factory=dict)
 
     def take(self, required: Layout, phase: str, now: Any = None) -> Any:
-        """The local piece in ``required``; of a partial sum one device of each group holds it, the others zeros."""
+        """The local shard in ``required``; of a partial sum one device of each group holds it, the others zeros."""
         if required not in self.arrays:
             whole = self.make(Layout(required.dims))
             if required.partial and required.reduce == "sum":

@@ -41,7 +41,7 @@ _MODEL_ROLES = ("parameter", "optimizer")
 
 @dataclass
 class States:
-    """States of all values after the walk forward over the operators.
+    """For each value of a step how it depends on the microbatch: whole, split along a dim, or a term of a sum.
 
     ``late`` holds names of values that are known after the loop only, ``after_barrier`` those that come out of a
     barrier next to values of a microbatch: the same in every microbatch or not, they must not be asked for outside the
@@ -167,7 +167,7 @@ def _once(graph: Graph, late: frozenset[str]) -> Microbatching:
 
 
 def forward_states(graph: Graph, batch: Mapping[str, int], axis: MicrobatchAxis, late: frozenset[str]) -> States:
-    """Walks the operators forward.
+    """Finds for each value how it depends on the microbatch, from the inputs forward.
 
     Args:
         graph: a traced train step with roles.
@@ -205,13 +205,13 @@ def forward_states(graph: Graph, batch: Mapping[str, int], axis: MicrobatchAxis,
 def in_loop_states(
     graph: Graph, op: Operator, states: list[Layout | None], s: States, axis: MicrobatchAxis
 ) -> tuple[Layout, ...] | None:
-    """States of what ``op`` computes in the loop or before it; None where it has to wait.
+    """How the results of ``op`` depend on the microbatch; None where it needs the examples of all microbatches.
 
     Args:
         graph: that it is in.
         op: the operator.
         states: of its operands; None for literals.
-        s: where the match is kept.
+        s: states of the values so far, to which it adds.
         axis: of microbatches.
     """
     if is_whole(states):
@@ -238,7 +238,7 @@ def _wait(op: Operator, s: States) -> None:
 
 
 def is_mixed(graph: Graph, s: States) -> bool:
-    """Whether work on examples would have to wait for the end of the loop.
+    """Whether some operator on single examples depends on all of them, so that it would run after the loop.
 
     Args:
         graph: a traced train step.
@@ -274,7 +274,7 @@ def _check_mixing(graph: Graph, s: States) -> None:
 
 
 def collect(graph: Graph, count: int, batch: Mapping[str, int], s: States, axis: MicrobatchAxis) -> Microbatching:
-    """The three parts, from what the outputs and late operators read.
+    """The operators before, in and after the loop over microbatches, as outputs and operators after the loop need them.
 
     Args:
         graph: a traced train step with roles.

@@ -22,7 +22,7 @@ from autopar.microbatch.meetings import analyze_in_loops, loop_until, matrices_o
 
 
 def analyze_with_barrier(graph: Graph, count: int, late: frozenset[str] = frozenset()) -> Microbatching:
-    """Analyzes ``graph`` in ``count`` microbatches on the stages of a pipeline.
+    """Analyzes ``graph`` in ``count`` microbatches for a pipeline, where examples may meet between its two passes.
 
     Args:
         graph: a traced train step with roles.
@@ -30,7 +30,8 @@ def analyze_with_barrier(graph: Graph, count: int, late: frozenset[str] = frozen
         late: ids of operators that are to run after the loop though they could run in it.
 
     Raises:
-        MicrobatchError: as `analyze`; where examples meet more than once, or the model goes on after where they do.
+        MicrobatchError: there is no batch, ``count`` does not divide it, examples meet more than once, or the model
+            goes on after they have met.
     """
     try:
         return analyze(graph, count, late)

@@ -60,10 +60,10 @@ class Microbatching:
 
 
 def pseudo_mesh(count: int) -> LogicalMesh:
-    """A mesh of `AXIS` alone, over which nothing can be sent: its pieces exist one after another."""
+    """A mesh of one axis whose positions are the microbatches, over which nothing can be sent."""
     return LogicalMesh(((AXIS, count),), (Link(1.0, 1e9),))
 
 
 def split(rank: int, dim: int) -> Layout:
-    """Split along ``dim``."""
+    """Layout of a value of ``rank`` dims that microbatches split along ``dim``."""
     return Layout(tuple((AXIS,) if d == dim else () for d in range(rank)))

@@ -38,13 +38,13 @@ class MicrobatchAxis:
 
 @dataclass
 class Decisions:
-    """Layouts of operators by id, as in `autopar.microbatch.Microbatching`."""
+    """For each operator of the loop over microbatches, by id, the layouts of its operands and results."""
 
     operands: dict[str, tuple[Layout | None, ...]] = field(default_factory=dict)
     results: dict[str, tuple[Layout, ...]] = field(default_factory=dict)
 
     def add(self, id: str, matched: Match) -> None:
-        """Records ``found`` for the operator ``id``."""
+        """Records the layouts of the operator ``id``."""
         self.operands[id], self.results[id] = matched.operands, matched.results
 
 
@@ -226,7 +226,7 @@ def _choose(
 
 
 def only_piece(op: Operator, demand: dict[str, set[Layout]]) -> Layout | None:
-    """The one piece in which all readers take the only result of ``op``, if it is one."""
+    """The layout over microbatches in which all readers take the only result of ``op``; None where they differ."""
     wanted = set().union(*(demand.get(v.name, set()) for v in op.results))
     piece = next(iter(wanted)) if len(wanted) == 1 else None
     return None if piece is None or piece.partial or piece.is_replicated else piece
@@ -296,7 +296,7 @@ def _scan_of_examples(
 
 
 def is_sum(body: Graph, given: int, result: int) -> bool:
-    """Whether output ``made`` of a loop's body is input ``given`` plus terms, and nothing else reads that input."""
+    """Whether output ``result`` of a loop's body is its input ``given`` plus terms, and nothing else reads that."""
     readers: dict[str, list[Operator]] = {}
     for op in body.operators:
         for o in op.operands:

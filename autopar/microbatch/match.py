@@ -32,7 +32,7 @@ def match(
     *,
     terms: bool = False,
 ) -> Match | None:
-    """The way in which ``op`` runs on pieces; None where it mixes microbatches.
+    """Layouts of operands and results in which ``op`` runs on one microbatch; None where it mixes microbatches.
 
     Args:
         op: an operator without regions, of which some operand is split or partial.
@@ -55,7 +55,7 @@ def match(
 
 
 def local_match(op: Operator, types: tuple[TensorType, ...], result: Layout, mesh: LogicalMesh) -> Match | None:
-    """The way in which ``op``, whose operands are the same in every microbatch, makes only its shard ``result``."""
+    """Layouts in which ``op``, whose operands are the same in every microbatch, computes its part ``result`` alone."""
     if op.effects or op.regions or len(op.results) != 1:
         return None
     for s in _strategies(op, types, mesh)[1:]:

@@ -51,7 +51,7 @@ class MicrobatchLoop:
 
 @dataclass(frozen=True)
 class Meeting:
-    """Work between two loops.
+    """Operators on all examples, between two loops over microbatches.
 
     Args:
         joined: values of microbatches that it takes, terms and examples.
@@ -72,7 +72,8 @@ def analyze_in_loops(graph: Graph, count: int) -> tuple[MicrobatchLoop, ...]:
         count: number of equal microbatches.
 
     Raises:
-        MicrobatchError: as `analyze`, where examples meet too often, inside a loop, or after a print or callback.
+        MicrobatchError: there is no batch, ``count`` does not divide it, or examples meet too often, inside a loop, or
+            after a print or callback.
     """
     called = [op for op in graph.operators if op.effects]
     returned = [o.operand for o in graph.outputs]
@@ -102,7 +103,12 @@ def _in_loops(graph: Graph, count: int) -> tuple[MicrobatchLoop, ...]:
 def operators_between(graph: Graph, count: int) -> frozenset[str]:
     """Ids of the operators that run between two loops, and of those that make what they take of microbatches.
 
-    Arguments and errors are those of `analyze_in_loops`.
+    Args:
+        graph: a traced train step with roles.
+        count: number of equal microbatches.
+
+    Raises:
+        MicrobatchError: the step cannot be cut into so many.
     """
     ids: set[str] = set()
     for loop in analyze_in_loops(graph, count)[:-1]:
@@ -133,7 +139,7 @@ def _loops(graph: Graph, count: int, batch: dict[str, int]) -> tuple[MicrobatchL
 
 
 def meeting_of(graph: Graph, s: States, axis: MicrobatchAxis, model: frozenset[str], *, wide: bool = False) -> Meeting:
-    """All that can run after one loop of what mixing operators need.
+    """Operators on all examples that can run after one loop over microbatches.
 
     What takes cotangents back through the model's matrices does not: in the next loop it runs on one microbatch.
 

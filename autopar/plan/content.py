@@ -69,8 +69,8 @@ class PlanContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         stack_groups: groups of layers into which stacks of layers are taken apart.
         rewrites: lines on products that are computed in another order than the program says.
         parts: the plan of each stage's own graph; empty without a pipeline.
-        product_flops: (dtype, FLOPs a step) of the products of the program as it was written; empty where they were
-            not counted, and then not in the file.
+        product_flops: (dtype, FLOPs a step) of the products of the program as it was written; empty where they were not
+            counted, and then not in the file.
     """
 
     program: str

@@ -78,8 +78,8 @@ class SearchRecord:
 class Plan:
     """The decisions for one program on one cluster.
 
-    Equal plans compare equal; times of the search and the Python structure of the arguments are not
-    part of that. Made by a search, or by `from_json` and `load`.
+    Equal plans compare equal; times of the search and the Python structure of the arguments are not part of that. Made
+    by a search, or by `from_json` and `load`.
 
     Args:
         content: everything that its file holds.

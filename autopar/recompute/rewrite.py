@@ -80,7 +80,7 @@ class _Rewriting:
         return Recomputed(replace(self.graph, operators=tuple(operators)), self.copies, self.barriers)
 
     def _group(self, group: RecomputedGroup, reader: Operator) -> tuple[list[Operator], Operator]:
-        """The operators of a group, and their first reader, which takes its cotangent behind their barrier."""
+        """The operators of a group, and their first reader, which takes its cotangent after their barrier."""
         makers = self.graph.producers
         cotangent = next(
             (

@@ -45,7 +45,7 @@ KINDS: Mapping[str, Kind] = {letter: kind for kind, letter in LETTERS.items()}
 
 @dataclass(frozen=True, eq=False)
 class AmpProgram(OverAnother):
-    """AMPNet, loaded; see `autopar.runtime.loaded.LoadedProgram`.
+    """A loaded pipeline with the schedule AMPNet, whose workers decide the order of passes at run time.
 
     Args:
         name: of the schedule.
@@ -60,7 +60,12 @@ class AmpProgram(OverAnother):
     last: deque[Table] = field(default_factory=lambda: deque(maxlen=1))
 
     def run(self, placed: list[Any], leaves: Sequence[Any]) -> Sequence[Any]:
-        """Runs a call; see `autopar.runtime.loaded.LoadedProgram`."""
+        """Runs a call.
+
+        Args:
+            placed: inputs as `place_all` made them.
+            leaves: what they were made from; donated ones are deleted.
+        """
         results, orders = self.carry_out(self.under, self.flow, placed, ())
         rows = tuple(_row(stage, order) for stage, order in enumerate(orders))
         self.last.append(Table(self.name, self.flow.stages, self.flow.microbatches, rows))
@@ -175,10 +180,14 @@ def _start(pipeline: PipelineProgram, flow: AmpFlow, placed: Sequence[Any]) -> d
 def load_ampnet(
     traced: Traced, split_step: SplitStep, lowered: LoweredPipeline, flow: AmpFlow, devices: Sequence[Any]
 ) -> AmpProgram:
-    """Compiles AMPNet for this process's devices; other arguments and errors as of `load_pipeline`.
+    """Compiles a pipeline with the schedule AMPNet for this process's devices.
 
     Args:
-        flow: what a call carries out.
+        traced: the function.
+        split_step: its step as it was lowered.
+        lowered: its pipeline.
+        flow: works and values of a call.
+        devices: jax devices, in the order of the cluster.
 
     Raises:
         ScheduleError: the devices are those of several processes.
@@ -210,7 +219,8 @@ def run_stage(stage: AmpStage, link: ArrivalLink, before: Callable[[int], None],
 
     Raises:
         ScheduleError: the order is of other numbers, or waits for what does not come.
-        PeerLostError, SilentPeerError: see `WorkerLink.receive`.
+        PeerLostError: a worker is gone.
+        SilentPeerError: nothing came from a worker in time.
     """
     keys = stage.flow.microbatches
     numbers = {letter: order.count(letter) for letter in KINDS}

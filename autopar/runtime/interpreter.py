@@ -42,7 +42,7 @@ class Ready:
 
     @cached_property
     def few_at_once(self) -> frozenset[Any]:
-        """Devices on which few launches may be under way; see `Launches`."""
+        """CPU devices on which few launches of programs may be under way at once; empty for others."""
         return few_at_once(d for s in self.shardings[:1] for d in s.mesh.local_devices)
 
 
@@ -81,7 +81,7 @@ class Worker:
     def run(self, instructions: Sequence[Instruction], before: Before, after: After | None = None) -> None:
         """Carries out a whole list, waiting where it must.
 
-        Errors are those of `WorkerLink.receive` and of the programs.
+        Raises what a program raises, and PeerLostError or SilentPeerError where a value does not come.
         """
         for index, instruction in enumerate(instructions):
             before(index)

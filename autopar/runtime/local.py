@@ -51,7 +51,7 @@ class LocalProgram(LoadedStep):
 
     @cached_property
     def smallest(self) -> int | None:
-        """The smallest result, where programs are launched when the one before is done; see `Launches`."""
+        """Number of the smallest result, by which the next program waits for this one; None where it need not wait."""
         shardings = self.program.output_shardings
         devices: set[Any] = set(shardings[0].device_set) if shardings else set()
         if len(devices) < 2 or any(d.platform != "cpu" for d in devices):
@@ -89,7 +89,7 @@ class LocalProgram(LoadedStep):
         return [self._place(i, leaf) for i, leaf in enumerate(leaves)]
 
     def make(self, function: Callable[..., Sequence[Any]], arguments: Sequence[Any], inputs: range) -> list[Any]:
-        """Results of ``function`` where the step's ``inputs`` lie; see `autopar.runtime.loaded.LoadedProgram`."""
+        """Results of ``function``, each placed as the step's input of the same place in ``inputs`` is."""
         arrays = jax.jit(function)(*arguments)
         return [jax.device_put(a, self.program.input_shardings[n]) for a, n in zip(arrays, inputs, strict=True)]
 

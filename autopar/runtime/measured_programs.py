@@ -134,7 +134,7 @@ class Case:
 
     Args:
         what: kind of the sample.
-        name: as in `autopar.cost.calibration.Sample`, like ``amount``, ``group`` and ``side_bytes``.
+        name: dtype of a product, kind of a collective, or what else tells samples of a kind apart.
         amount: of one run.
         group: devices that a collective runs over.
         make: compiles it.

@@ -58,7 +58,7 @@ _Temporaries: TypeAlias = list[tuple[WorkKind, int, int, int]]
 
 @dataclass(frozen=True, eq=False)
 class PipelineProgram(LoadedStep):
-    """A pipeline on the devices of this process, or this process's part of one; see `LoadedProgram`.
+    """A pipeline on the devices of this process, or this process's part of one.
 
     Args:
         lowered: what it runs.
@@ -224,7 +224,7 @@ class PipelineProgram(LoadedStep):
 
         Args:
             link: connections of a worker.
-            start: as of `carry_out`.
+            start: by (worker, buffer) the arrays on this process's workers; taken from there.
         """
         workers = {}
         for worker in self.workers_here:

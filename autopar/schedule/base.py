@@ -44,7 +44,7 @@ class Schedule(abc.ABC):
         stage's activations, so divide by `chunks` to compare with schedules of whole stages.
 
         Raises:
-            ScheduleError: as `table`.
+            ScheduleError: the schedule does not exist for these numbers.
         """
         table = self.table(num_stages, num_microbatches)
         last = table.kinds[-1]

@@ -53,7 +53,7 @@ class ValueRef:
     """Reference of a value of the dataflow to a value of the step; its text names the value there.
 
     Args:
-        kind: what it is, see `RefKind`.
+        kind: how the value is part of the step: an input, an output, of a microbatch, sent by another stage, ...
         name: of the value in the step; the number of an output; "" for all values of that kind of a stage.
         stage: the stage whose own it is; None where stages share it.
         slice: the slice of tokens whose it is; None where all slices share it, or a microbatch has none.
@@ -107,11 +107,11 @@ class ValueSpec:
         lifetime: "step": one buffer (parameters, constants, results of "before", "meeting" and "update"); "microbatch":
             one buffer a microbatch; "accumulator": contributions of all microbatches, joined.
         reduce: how contributions are joined; None for all but accumulators.
-        stages: stages on whose workers an input lies when the step begins. Empty for what works write. A tied
-            parameter has two. A microbatch input lies on the worker that runs the forward of its stage.
+        stages: stages on whose workers an input lies when the step begins. Empty for what works write. A tied parameter
+            has two. A microbatch input lies on the worker that runs the forward of its stage.
         donated: of an input: the program may give the buffer up. Others belong to the caller and stay.
         result: the caller gets it: it stays on the workers that wrote or accumulated it.
-        host: of a microbatch's: it waits in host memory, see `autopar.schedule.offload_activations`.
+        host: whether a microbatch's value is in host memory between its uses.
         ref: which value of the step it is, whose text is ``name``; None where that is not known.
     """
 

@@ -24,8 +24,8 @@ IN_TRANSFER = 1
 def offload_activations(dataflow: Dataflow, workers: tuple[WorkerProgram, ...]) -> tuple[WorkerProgram, ...]:
     """The lists with every buffer of a value with ``host`` moved to the host while others run.
 
-    It leaves right behind the instruction that makes or uses it, and comes back before the last program ahead of its
-    next use, next to which it can be moved. Where no more than one program lies between, it stays.
+    It leaves right after the instruction that makes or uses it, and comes back before the last program before its next
+    use, next to which it can be moved. Where no more than one program lies between, it stays.
 
     Args:
         dataflow: says which values.

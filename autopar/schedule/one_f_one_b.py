@@ -13,7 +13,7 @@ from autopar.schedule.table import Table, Task
 
 
 def warm_up_row(stage: int, num_microbatches: int, in_flight: int) -> tuple[Task, ...]:
-    """Forwards until ``in_flight`` microbatches are under way, then backward and forward in turn, then backwards."""
+    """Tasks of a stage of 1F1B: ``in_flight`` forwards, then backward and forward in turn, then backwards."""
     row = [Task("forward", stage, k) for k in range(min(in_flight, num_microbatches))]
     for microbatch in range(num_microbatches):
         row.append(Task("backward", stage, microbatch))
@@ -23,7 +23,7 @@ def warm_up_row(stage: int, num_microbatches: int, in_flight: int) -> tuple[Task
 
 
 def zero_bubble_row(stage: int, num_microbatches: int, in_flight: int, limit: int) -> tuple[Task, ...]:
-    """The same with weight gradients as tasks that wait until their time costs nothing, or their memory is wanted.
+    """Tasks of a stage of 1F1B whose weight gradients wait until the stage is idle, or their memory is needed.
 
     Args:
         stage: the stage.

@@ -72,7 +72,7 @@ def starts_of(launches: Sequence[Launch], processes: Sequence[frozenset[int]], c
     """The order, and what of it each process starts.
 
     Args:
-        launches: see `order_of`.
+        launches: instructions of all workers in one order, in which a SEND and its RECV are one.
         processes: by worker those that have devices of it.
         count: number of all processes.
     """

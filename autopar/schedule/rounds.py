@@ -19,7 +19,7 @@ RoundParts = tuple[tuple[Instruction, ...], ...]
 
 
 def rounds_of(lists: Sequence[Sequence[Instruction]]) -> tuple[RoundParts, ...]:
-    """The rounds of some lists.
+    """The instruction lists of all workers cut into rounds, between which workers exchange values.
 
     Args:
         lists: what each worker has to do, in order.

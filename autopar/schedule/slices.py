@@ -71,7 +71,7 @@ class Slices:
 
     Args:
         lengths: tokens of each slice, from the first.
-        seconds: T of the whole pass through the pipeline.
+        seconds: time in which all slices pass through the pipeline.
     """
 
     lengths: tuple[int, ...]
@@ -79,11 +79,11 @@ class Slices:
 
 
 def pass_seconds(lengths: tuple[int, ...], stages: float, seconds: Callable[[int, int], float]) -> float:
-    """T of slices of these lengths.
+    """Seconds in which slices of these lengths pass through the stages: t_1 + ... + t_M + (K - 1) max t_j.
 
     Args:
         lengths: tokens of each slice.
-        stages: K.
+        stages: K, the number of stages.
         seconds: t(tokens of a slice, tokens before it) of one stage.
     """
     times, before = [], 0
@@ -96,15 +96,15 @@ def pass_seconds(lengths: tuple[int, ...], stages: float, seconds: Callable[[int
 def slice_lengths(
     tokens: int, stages: float, seconds: Callable[[int, int], float], *, unit: int = 8, tolerance_s: float = 0.0
 ) -> Slices:
-    """The slices with the least T, in multiples of ``unit`` tokens.
+    """The slices that pass through the stages in the least time, in multiples of ``unit`` tokens (TeraPipe, 2021).
 
     Args:
         tokens: of the sequence.
-        stages: K; 1 + (K - 1) / m where m sequences follow each other.
+        stages: K, their number; 1 + (K - 1) / m where m sequences follow each other.
         seconds: t(tokens of a slice, tokens before it) of one stage; positive.
         unit: what lengths are multiples of; divides ``tokens``.
-        tolerance_s: candidates for the longest slice that are closer than this are taken for one; T is then within
-            ``stages * tolerance_s`` of the least.
+        tolerance_s: candidates for the longest slice that are closer than this are taken for one; the time is then
+            within ``stages * tolerance_s`` of the least.
 
     Raises:
         ScheduleError: ``unit`` does not divide ``tokens``.

@@ -53,7 +53,7 @@ class Task:
         kind: forward, backward or weight.
         stage: the stage, from 0; stages of interleaved schedules are counted along the model, not by worker.
         microbatch: the microbatch, from 0.
-        slice: the slice of tokens of the microbatch, from 0; see `autopar.schedule.slices`.
+        slice: the slice of tokens of the microbatch, from 0.
     """
 
     kind: Kind
@@ -178,7 +178,7 @@ class Table:
 
     @cached_property
     def unit_starts(self) -> Mapping[Task, int]:
-        """Start of each task if all take one unit of time; see `start_times`."""
+        """Start of each task if all take one unit of time, and sending takes none."""
         return MappingProxyType(start_times(self, UNITS))
 
     def __str__(self) -> str:

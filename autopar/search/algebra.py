@@ -18,10 +18,15 @@ def flops_and_bytes(works: Iterable[ChangedOperator], num_devices: int = 1) -> t
 
 
 def pays(change: Change, policy: AlgebraPolicy, num_devices: int) -> bool:
-    """Whether a change saves enough of the price of what differs.
+    """Whether products in another order save enough of the FLOPs and bytes of the operators that differ.
 
-    Each of ``num_devices`` computes all that is made of parameters alone, as a weight that is a sum, and its share of
-    what is made of the batch.
+    Each device computes all operators on parameters alone, as a weight that is a sum, and its share of operators on the
+    batch.
+
+    Args:
+        change: the operators before and after.
+        policy: share that has to be saved, and FLOPs that a byte is worth.
+        num_devices: devices that share the batch.
     """
     before, after = (flops_and_bytes(works, num_devices) for works in (change.before, change.after))
     prices = [flops + policy.flops_per_byte * moved for flops, moved in (before, after)]
@@ -29,7 +34,7 @@ def pays(change: Change, policy: AlgebraPolicy, num_devices: int) -> bool:
 
 
 def change_notes(changes: Sequence[Change], num_devices: int) -> tuple[str, ...]:
-    """A line on changes of each kind: how many, the first of them, FLOPs and bytes of what differs, as of `pays`."""
+    """A line on changes of each kind: how many, the first of them, FLOPs and bytes before and after."""
     kinds = (
         (False, "chains of products reassociated, as (p q) z -> p (q z)"),
         (True, "sums with a product not made, as x (w + p q) -> x w + (x p) q"),

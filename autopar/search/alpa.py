@@ -11,7 +11,7 @@ import msgspec
 from autopar.plan import Plan
 from autopar.search.anytime import OfParts, faster_by
 from autopar.search.intra import ShardingProblem
-from autopar.search.intra.slack import with_shared_examples
+from autopar.search.intra.overlap_objective import with_shared_examples
 from autopar.search.mesh_bounds import (
     LimitRelaxations,
     RelaxedMesh,
@@ -252,7 +252,7 @@ def _by_relaxation(meshes: MeshSearch) -> Plan | Bounded:
         InfeasiblePlanError: no relaxation finds what fits.
     """
     problem, answers, least_s = meshes.problem, list[MeshSolution](), math.inf
-    # What hides behind computation is in a sum, and not in a step.
+    # Communication that computation hides is in a sum, and not in a step.
     cutoff_s, bounds_s = problem.policy.partition.near_best * problem.subproblem.cutoff_s, list[float]()
     gap = problem.policy.effort.estimate_gap
     for mesh in meshes.meshes:

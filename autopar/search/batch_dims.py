@@ -26,7 +26,7 @@ _NONE: frozenset[Label] = frozenset()
 
 @dataclass(frozen=True)
 class Origins:
-    """Result of `origins`.
+    """For each value of a graph the dims of the batch from which its own dims come.
 
     Args:
         dims: by value, with the ids of enclosing operators and regions before its name, the origins of its dims.
@@ -315,7 +315,7 @@ class SharedMatrices:
 
     @staticmethod
     def of(graph: Graph, axis: str) -> SharedMatrices:
-        """Finds the tokens of a train step or a stage of one, whose batch inputs' first dim numbers examples."""
+        """Finds the dims that ``axis`` may not split, in a step whose batch inputs' first dim numbers examples."""
         labels_of = origins(graph)
         whole: dict[str, frozenset[int]] = {}
         for key, dims in labels_of.dims.items():

@@ -24,7 +24,7 @@ STANDARD = ("alpa", "data-parallel", "zero1", "zero3", "megatron")
 
 @dataclass(frozen=True)
 class Budget:
-    """Budget of every strategy; see `autopar.search.job.Solving`.
+    """Budget of each strategy of a comparison.
 
     Args:
         time_limit_s: seconds for one mesh; None waits.

@@ -24,7 +24,7 @@ class CompiledProgram(Protocol):
 
     @property
     def footprint_bytes(self) -> int:
-        """Bytes a device."""
+        """Bytes of a device's memory that the compiled program needs."""
 
 
 ProgramT = TypeVar("ProgramT", bound=CompiledProgram)
@@ -104,7 +104,7 @@ class TimedProgram(CompiledProgram, Protocol):
 
     @property
     def corrected_step_s(self) -> float:
-        """Seconds a step."""
+        """Step time of the plan, with the compiler's estimates where it has some."""
 
     @property
     def corrections(self) -> str:
@@ -116,11 +116,11 @@ TimedT = TypeVar("TimedT", bound=TimedProgram)
 
 @dataclass(frozen=True)
 class PlanKind(Generic[FormT]):
-    """A way to plan.
+    """A kind of plan, as one stage or a pipeline, with the search for the best plan of this kind.
 
     Args:
         name: for people.
-        search: the best plan of this kind for bytes a device; raises InfeasiblePlanError where there is none.
+        search: from bytes a device to the best plan; raises InfeasiblePlanError where there is none.
     """
 
     name: str

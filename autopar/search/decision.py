@@ -120,7 +120,7 @@ def asks_for_branches(schedule: Any) -> bool:
 
 @dataclass(frozen=True)
 class Decision:
-    """The regions of one problem.
+    """Enumerates the regions (sets of plans) of one problem, which the search plans or closes.
 
     Args:
         problem: the step in one microbatch, where it runs, and what is asked for; what is None is free.
@@ -137,7 +137,7 @@ class Decision:
     cache: PlanCache | None = None
 
     def regions(self, *, tries_pipelines: bool) -> tuple[OpenRegion, ...]:
-        """All that may be planned.
+        """All regions that may be planned: one stage, pipelines, branches side by side.
 
         A mesh that is asked for and has all devices is the mesh of one stage. Stages run what outputs need: a step that
         prints has several where they are asked for, or one does not fit.
@@ -173,7 +173,7 @@ class Decision:
         return (self._one_stage(), *several)
 
     def on_workers(self) -> tuple[OpenRegion, ...]:
-        """All that workers in other processes may carry out: several stages, or one on one worker.
+        """Regions of plans that workers in other processes can run: several stages, or one on one worker.
 
         Branches are planned next to pipelines where the stages are as many as there are workers because nobody said how
         many.
@@ -246,7 +246,7 @@ class Decision:
     # Several stages.
 
     def pipelines(self, only_without: Outcome | None = None) -> OpenRegion:
-        """All pipelines.
+        """The region of all plans with several stages.
 
         Args:
             only_without: closes the region once there is any plan; None where it competes with other plans.
@@ -393,7 +393,7 @@ class Decision:
         return OpenRegion(region, expand, only_without=LeftOut("a plan is known"), is_silent=True)
 
     def branches(self) -> OpenRegion:
-        """Independent branches side by side."""
+        """The region of plans with independent branches side by side."""
 
         def expand(known: Known) -> Expansion | Bounded:
             plan = self._several.branches(self._below(known), self.counts)

@@ -50,7 +50,7 @@ class OpenRegion:
 
     Args:
         region: for the trail.
-        expand: plans or branches it: see `Expansion`. Its errors close it.
+        expand: plans the region, or divides it into smaller ones. Its errors close the region.
         relaxation: source of its seconds; None before there is one, when it is expanded first.
         least_s: seconds of a step that no plan of it is taken to be below.
         expected_s: seconds of a step that its best plan is expected to take, if relaxations were right.
@@ -118,13 +118,13 @@ class Expansion:
 
 @dataclass(frozen=True)
 class Known:
-    """State of a search.
+    """State of a search: the best plans so far, and how far relaxations were off.
 
     Args:
         best: the fastest plan; None before there is one.
         one_stage: the last plan of one stage; None before there is one.
         failures: why regions have no plan, those of one stage first.
-        ratios: by name of a relaxation the least share of the seconds it said that plans have taken.
+        ratios: by name of a relaxation the least ratio of a plan's seconds to those that it estimated.
         others: plans of several stages that are not the best.
         works: by name of a relaxation the most work units that planning a region of it took.
     """
@@ -147,11 +147,11 @@ class Known:
         return () if self.one_stage is None else tuple(n for _, n in self.one_stage.stages[0].mesh_axes)
 
     def ratio(self, relaxation: Relaxation) -> float:
-        """Times what a relaxation said that plans have taken at least; 0 before there is one."""
+        """Least ratio of a plan's seconds to those that the relaxation estimated; 0 before there is one."""
         return self.ratios.get(relaxation.name, 0.0)
 
     def planned(self, region: OpenRegion, plan: Plan, least_gain: float) -> Known:
-        """With the plan of a region.
+        """The state after a region was planned.
 
         Args:
             region: of the plan.
@@ -167,11 +167,11 @@ class Known:
         return replace(self, best=best, one_stage=one_stage, ratios=ratios, others=others)
 
     def bounded(self, region: OpenRegion, answer: Bounded) -> Known:
-        """With what closed a region: its plans take no less."""
+        """The state after a bound or an estimate closed a region."""
         return self if answer.least_s is None else replace(self, ratios=self._with_ratio(region, answer.least_s))
 
     def worked(self, region: OpenRegion, work: int) -> Known:
-        """With the work units that planning a region took."""
+        """The state with the work units that planning a region took."""
         name = "" if region.relaxation is None else region.relaxation.name
         return replace(self, works={**self.works, name: max(work, self.works.get(name, 0))})
 
@@ -183,7 +183,7 @@ class Known:
         return {**self.ratios, name: min(ratio, self.ratios.get(name, ratio))}
 
     def failed(self, region: OpenRegion, error: InfeasiblePlanError | MicrobatchError) -> Known:
-        """With the failure of a region."""
+        """The state after a region was found to have no plan."""
         failures = (*self.failures, error) if region.is_pipeline else (error, *self.failures)
         return replace(self, failures=failures)
 
@@ -202,7 +202,9 @@ Regions: TypeAlias = Sequence[OpenRegion]
 
 
 def explored(problem: Problem, regions: Regions) -> Known:
-    """All that is known once no region is open that may have a faster plan; there is a best plan.
+    """Plans regions, that of the least estimate first, until no open one may have a faster plan.
+
+    Returns the state at the end, which has a best plan.
 
     Args:
         problem: what is planned: its policy says when to stop, and its trail is told of every region that is closed.

@@ -103,12 +103,12 @@ class Manual:
 
     @property
     def names_plan(self) -> bool:
-        """Whether the plan is named: see `autopar.search.registry.names_plan`."""
+        """True: the degrees name the plan, so that hosts compute nothing that they do not name."""
         return True
 
     @property
     def cuts_stages(self) -> bool:
-        """Whether the plan has several stages: see `autopar.search.registry.cuts_stages`."""
+        """Whether the plan has several stages."""
         return self.pp > 1
 
     @property
@@ -168,7 +168,16 @@ class Manual:
         return restricted_plan(problem, self.solve(problem, clock, tokens), name, clock, self.notes())
 
     def solve(self, problem: Problem, clock: Clock, tokens: Mapping[str, int] | None = None) -> Restricted:
-        """The restricted problem and its solution; ``tokens`` and errors as in `plan`, but for memory."""
+        """The integer program restricted to layouts of the named degrees, with its solution.
+
+        Args:
+            problem: what is planned, as one stage.
+            clock: takes the time of phases.
+            tokens: by batch input the dim of its tokens, which cp divides; None finds them.
+
+        Raises:
+            InfeasiblePlanError: the degrees do not suit the cluster or the program.
+        """
         self._check(problem)
         check_batch(problem, self.dp)
         graph, mesh = problem.graph, self.mesh(problem)

@@ -25,7 +25,7 @@ from autopar.solver.memory import memory_floor
 
 @dataclass(frozen=True)
 class RelaxedMesh:
-    """A mesh with its stated problem and what the relaxation of it without the memory limit says.
+    """A mesh with its integer program, and the program's relaxation without the memory limit.
 
     ``bound_s`` is less than any step without a limit takes, -inf where a proof takes as long as a relaxation, and
     ``solution`` then None unless memory must be ample. ``fits`` says whether the choice of the relaxation keeps the
@@ -47,7 +47,7 @@ def _order(meshes: MeshSearch) -> list[LogicalMesh]:
 def summed_cutoff_s(meshes: MeshSearch) -> float:
     """Seconds that the sum of an answer must stay below, so that its step stays below ``cutoff_s`` of the sub-problem.
 
-    A step is shorter than the sum of its computation and conversions: some hide behind others, are sent together, or
+    A step is shorter than the sum of its computation and conversions: some overlap with others, are sent together, or
     are counted for each reader. The share that is left is that of the answer without a limit on the mesh most like the
     machine. It is an estimate, of which no bound is made.
     """
@@ -166,7 +166,7 @@ def too_little(meshes: MeshSearch, relaxed_meshes: Sequence[RelaxedMesh] = ()) -
 
 
 def with_relaxation_only(problem: Problem, *, any_that_fits: bool = False) -> Problem:
-    """A problem of which a relaxation within the limit is the answer; see `Subproblem`."""
+    """A problem whose answer may be a relaxation's choice within the memory limit, without a proof."""
     subproblem = replace(problem.subproblem, relaxation_only=True, any_that_fits=any_that_fits)
     return replace(problem, subproblem=subproblem)
 
@@ -182,7 +182,7 @@ class LimitRelaxations:
         shared: relaxation of the shared formulation; None where to prove it takes as long as to solve it.
         split: the integer program of the split formulation; None where it has no use.
         split_relaxed: relaxation of the split formulation.
-            times_joined: factor, 1 or more, on the seconds of a choice in which equal collectives of several phases are
+        times_joined: factor, 1 or more, on the seconds of a choice in which equal collectives of several phases are
             sent
             once: an estimate by which meshes are compared. inf where there is no relaxation.
     """
@@ -213,7 +213,7 @@ class LimitRelaxations:
         return min(self.shared.lower_bound, math.inf if self.split_relaxed is None else self.split_relaxed.lower_bound)
 
     def is_useless(self, best_s: float, known_s: float) -> bool:
-        """Whether neither form takes less than the best answer of another mesh, nor than a plan that is at hand."""
+        """Whether neither form takes less than the best answer of another mesh, nor than a known plan."""
         if self.shared is None or self.shared.lower_bound <= min(best_s, known_s):
             return False
         if self.split is None:

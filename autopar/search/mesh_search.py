@@ -32,7 +32,7 @@ from autopar.search.constraints import meshes_that_hold
 from autopar.search.intra import Sharding, ShardingProblem, build, extract
 from autopar.search.intra.host import least_device_memory
 from autopar.search.intra.memory import IN_FLIGHT
-from autopar.search.intra.slack import Hidden, hide, step_s
+from autopar.search.intra.overlap_objective import TimedSolution, improve_overlap, step_s
 from autopar.search.intra.thresholds import with_thresholds
 from autopar.search.intra.timeline import details_of
 from autopar.search.problem import Problem
@@ -47,7 +47,7 @@ from autopar.solver.solve import LARGE
 
 @dataclass(frozen=True)
 class MeshSolution:
-    """A mesh with its stated problem and solution; ``solution.choice`` is empty where nothing fits.
+    """A mesh with its integer program and the solution; ``solution.choice`` is empty where nothing fits.
 
     ``note`` says under which restriction, next to the mesh.
     """
@@ -133,12 +133,13 @@ class MeshSearch:
         cutoff_s: float = math.inf,
         gap: float | None = None,
     ) -> Solution | None:
-        """`relaxed` within the limit, at a problem whose phases share copies or are programs of their own.
+        """The relaxation of a mesh within the memory limit; None where a proof takes as long.
 
         Args:
-            sharding_problem: of the mesh.
+            sharding_problem: of the mesh, whose phases share copies or are programs of their own.
             least_s: no choice without the limit costs less; -inf where that is not known.
-            cutoff_s, gap: as of `relaxed`.
+            cutoff_s: seconds from which it is of no use.
+            gap: relative gap between cost and bound that is small enough; None for that of plans.
         """
 
         def make(meter: Meter) -> Solution | None:
@@ -155,7 +156,13 @@ class MeshSearch:
         return self.problem.policy.effort.sharding_gap if gap is None else gap
 
     def free(self, sharding_problem: ShardingProblem, cutoff_s: float = math.inf, gap: float | None = None) -> Solution:
-        """`relaxed`, or the answer where there is none; arguments as there."""
+        """The relaxation of a mesh without the memory limit, or the exact answer where that takes no longer.
+
+        Args:
+            sharding_problem: of the mesh, whose phases share copies.
+            cutoff_s: seconds from which it is of no use.
+            gap: relative gap between cost and bound that is small enough; None for that of plans.
+        """
         relaxed = self.relaxed(sharding_problem, cutoff_s, gap)
         return self.unlimited(sharding_problem, None) if relaxed is None else relaxed
 
@@ -262,9 +269,9 @@ class MeshSearch:
                 ),
                 key=lambda ranked: ranked[:2],
             )
-            taken = Hidden(first.solution, sharding)
+            taken = TimedSolution(first.solution, sharding)
             if improve is not None:
-                taken = hide(problem, first.sharding_problem, taken, improve)
+                taken = improve_overlap(problem, first.sharding_problem, taken, improve)
             sharding = with_thresholds(problem, first.sharding_problem, taken.solution.choice, taken.sharding)
             considered = tuple(
                 Considered(

@@ -62,7 +62,16 @@ class OneStagePlanner:
     def ample(
         self, problem: Problem, step: StepSource, counts: Sequence[int] | None, cutoff_s: float
     ) -> Plan | Bounded:
-        """The plan of one stage in the first configuration, where memory is ample; arguments as of `best`."""
+        """The plan of one stage in the form that is tried first, where memory is ample.
+
+        `Bounded` where it does not stay below ``cutoff_s``.
+
+        Args:
+            problem: the step in one microbatch, where it runs, and what is asked for; what is None is free.
+            step: the step in other forms.
+            counts: numbers of microbatches that may be taken, the first is wanted; None where all may.
+            cutoff_s: seconds of a step that the plan must stay below to be of use.
+        """
         roomy = replace(problem, subproblem=replace(problem.subproblem, ample_memory=True))
         job, asked = problem.job, self._asked(problem, step, counts)
         blocks = next(iter(BLOCKS.options(asked)), 0)
@@ -242,7 +251,7 @@ def is_tiny(problem: Problem) -> bool:
 
 
 def is_best_of_one_stage(problem: Problem, plan: Plan) -> bool:
-    """Whether a plan in the first configuration is that which `one_stage` gives."""
+    """Whether a plan in the form that is tried first is the best of one stage, so that no other form is tried."""
     return problem.job.offload == "none" and not (is_tiny(problem) and plan.content.memory_bound)
 
 
@@ -255,7 +264,12 @@ def region_of(form: StepForm) -> Region:
 
 
 def first_configuration(counts: Sequence[int], remat: str) -> StepForm:
-    """The configuration that is tried first; arguments as of `one_stage`."""
+    """The form that is tried first: as few microbatches and as little recomputation as may be.
+
+    Args:
+        counts: numbers of microbatches, rising.
+        remat: the level of recomputation that is asked for, or "auto".
+    """
     return StepForm(counts[0], levels_of(remat)[0])
 
 

@@ -178,7 +178,9 @@ def _rule(problem: Problem) -> str:
 
 
 def with_executions(plan: Plan, problem: Problem) -> Plan:
-    """A plan with the prices of both ways, where there are several stages and nodes, and two ways.
+    """A pipeline's plan with the prices of running it as one XLA program, or as many that hosts start.
+
+    Plans of one stage, of one node or of a schedule that only one of them runs stay as they are.
 
     Args:
         plan: the answer of a search.
@@ -207,8 +209,7 @@ def execution_prices(plan: Plan, cluster: Cluster, policy: SchedulePolicy) -> Ex
     """Prices of a pipeline as one XLA program, and as a program for each task that the host starts.
 
     None where one program has too many branches to compile: one for each task of each worker. XLA's programs for GPUs
-    read
-    the number of a branch on the host before they start it.
+    read the number of a branch on the host before they start it.
 
     Args:
         plan: of several stages, by a schedule that flushes.

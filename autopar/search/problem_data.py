@@ -228,7 +228,10 @@ class PlannedBy:
 
 
 def in_any_room(problem: Problem) -> Conditions:
-    """Conditions of answers that hold within any memory limit, and for any number of microbatches in flight above 0."""
+    """The problem's conditions without memory limit and microbatches in flight, as keys of plans have them.
+
+    A plan is kept with the limit that it was made for, and may serve another one.
+    """
     known = Conditions.of(problem)
     # What may lie in host memory is measured by the limit.
     limit = None if problem.job.offload == "none" else problem.memory_limit_bytes
@@ -244,7 +247,7 @@ def in_any_room(problem: Problem) -> Conditions:
 
 
 def key_of_plan(problem: Problem, *more: Hashable) -> Key:
-    """Key of the plans of a problem in any room.
+    """Key of the plans of a problem within any memory limit.
 
     Args:
         problem: what is planned.
@@ -271,7 +274,7 @@ def without_room(
     make: Callable[[Meter], Value],
     cutoff_s: float = math.inf,
 ) -> Value:
-    """An answer about a problem that does not depend on its memory limit; its work counts once in a search.
+    """An answer about a problem that does not depend on its memory limit, kept; its work counts once in a search.
 
     Args:
         problem: to be sharded.
@@ -284,12 +287,12 @@ def without_room(
 
 
 def key_without_room(problem: Problem, what: str, *of: Hashable) -> Key:
-    """Key of an answer as of `without_room`."""
+    """Key of an answer about a problem that does not depend on its memory limit."""
     return problem.store.key(what, problem.graph, _on_any_mesh(problem), *of)
 
 
 def room_of(problem: Problem) -> Room:
-    """Room that the plan of a problem has to fit into."""
+    """Memory limit, microbatches in flight and seconds that the plan of a problem has to stay within."""
     p = problem.subproblem
     return Room(problem.memory_limit_bytes, p.extra_in_flight, p.other_stages, p.cutoff_s)
 

@@ -51,7 +51,16 @@ class SeveralStages:
         return self._planned(problem, counts, cached_with_stages(self.strategy, self.cache))
 
     def even(self, problem: Problem, counts: Sequence[int] | None) -> Plan | Bounded:
-        """Even stages of as few whole nodes as may be, nothing of which is ranked; arguments, errors as above."""
+        """Even stages of as few whole nodes as may be, planned without ranking numbers of stages.
+
+        Args:
+            problem: the step in one microbatch, and what is asked for.
+            counts: numbers of microbatches that may be taken, the first is wanted; None where all may.
+
+        Raises:
+            InfeasiblePlanError: no stages are whole nodes, or nothing fits.
+            MicrobatchError: the step cannot be cut into the number of microbatches that was asked for.
+        """
         stages = stages_of_whole_nodes(problem)[-1:]
         if not stages:
             raise InfeasiblePlanError(f"no stages of {problem.graph.name} are whole nodes of {problem.cluster.name}")
@@ -60,7 +69,16 @@ class SeveralStages:
         return self._planned(replace(problem, subproblem=subproblem), counts, search, one_loop=True)
 
     def branches(self, problem: Problem, counts: Sequence[int] | None) -> Plan | Bounded:
-        """The best plan with independent branches side by side; arguments and errors as above."""
+        """The best plan with independent branches side by side.
+
+        Args:
+            problem: the step in one microbatch, and what is asked for.
+            counts: numbers of microbatches that may be taken, the first is wanted; None where all may.
+
+        Raises:
+            InfeasiblePlanError: the step has no such branches, or nothing fits.
+            MicrobatchError: the step cannot be cut into the number of microbatches that was asked for.
+        """
         asked = None if problem.subproblem.uniform_stages else problem.job.num_stages  # else it is that of workers
         free = replace(problem, job=replace(problem.job, num_stages=asked))
         return self._planned(free, counts, cached_with_branches(self.strategy, self.cache))

@@ -131,7 +131,7 @@ class StepSource(Protocol):
 
 
 class StageSource(Protocol):
-    """A traced step that can be cut."""
+    """A traced step that can be cut into microbatches and pipeline stages."""
 
     def metered(self, meter: Meter) -> StageSource:
         """The same step, whose work another meter counts."""
@@ -159,7 +159,13 @@ class StageSource(Protocol):
         ...
 
     def piece(self, count: int, members: Sequence[Sequence[str]], stage: int) -> Sliced:
-        """One stage of `slice`, with the map of all of them."""
+        """One stage of the step cut into stages, with the stages of all operators.
+
+        Args:
+            count: number of microbatches.
+            members: by stage the ids of its operators of the forward pass.
+            stage: number of the stage.
+        """
         ...
 
     def updates_in_backward(self, count: int, members: Sequence[Sequence[str]], stage: int) -> bool:
@@ -170,5 +176,11 @@ class StageSource(Protocol):
         ...
 
     def in_form(self, members: Sequence[Sequence[str]], stage: int, form: StepForm) -> Graph:
-        """The graph of one stage of `slice` in a form, with the layers that the form has the ends of."""
+        """The graph of one stage of the step cut into stages.
+
+        Args:
+            members: by stage the ids of its operators of the forward pass.
+            stage: number of the stage.
+            form: microbatches, recomputation with the ends of its layers, and other techniques.
+        """
         ...

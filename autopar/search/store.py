@@ -168,13 +168,13 @@ class Store:
         return self.counted(key, None, lambda _: make())
 
     def counted(self, key: Key, meter: Meter | None, make: Callable[[Meter], Value], room: Room = Room()) -> Value:
-        """`once`, whose work counts for all who ask, once in a search.
+        """An answer, made if it is not there; its work counts for each who asks, once in a search.
 
         Args:
             key: of the answer.
             meter: of who asks.
             make: makes it, and counts its work.
-            room: that it has to fit into.
+            room: memory and microbatches in flight that it has to fit into.
         """
         with self.lock:
             every = self.answers.get(key, ())
@@ -260,7 +260,7 @@ def count_once(name: str | None, meter: Meter, work: Meter) -> None:
     """Counts the work of an answer, unless it was counted.
 
     Args:
-        name: of the answer, see `Key.text`.
+        name: of the answer, the same in every process; None where it has none.
         meter: of who asks for it.
         work: its counts. Of an answer without a name in other processes it is empty afterwards.
     """

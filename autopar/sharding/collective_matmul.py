@@ -23,11 +23,11 @@ OPERANDS: tuple[Travels, Travels] = ("lhs", "rhs")
 
 @dataclass(frozen=True, slots=True)
 class CollectiveMatmul:
-    """A product in blocks.
+    """A product that runs block by block while blocks of one tensor go around a ring (Wang et al., ASPLOS'23).
 
     Args:
-        travels: of which tensor blocks travel.
-        dim: its dim that they are blocks of.
+        travels: the tensor whose blocks are sent: an operand or the result.
+        dim: its dim that is cut into blocks.
         axes: mesh axes along which they travel, in mesh order.
         sliced: (operand, dim) of which each block takes a slice, besides what travels.
         result_dim: dim of the result in which blocks lie; -1 where their products are added.
@@ -43,7 +43,7 @@ class CollectiveMatmul:
 def gathered_matmul(
     op: Operator, ranks: Sequence[int], operand: int, step: ReshardStep, names: Sequence[str]
 ) -> CollectiveMatmul | None:
-    """The product in blocks of an operand that would be gathered; None where there is no such form.
+    """A gather of an operand and the product as one collective matmul; None where they cannot be one.
 
     Args:
         op: any operator.
@@ -65,7 +65,7 @@ def gathered_matmul(
 def scattered_matmul(
     op: Operator, ranks: Sequence[int], step: ReshardStep, names: Sequence[str]
 ) -> CollectiveMatmul | None:
-    """The product in blocks of a result whose terms would be summed and scattered; None where there is no such form.
+    """A product and the reduce-scatter of its result as one collective matmul; None where they cannot be one.
 
     Args:
         op: any operator.

@@ -23,14 +23,14 @@ class Factor:
     """A loop of an operator.
 
     Args:
-        size: what the number of pieces must divide (the gcd where the labelled dims differ).
+        size: what the number of shards must divide (the gcd where the labelled dims differ).
         reduce: None for a loop that every result has; "sum", "max", "min", "and", "or" for one that
             is reduced away: splitting it leaves the results partial over the axis.
-        partial_operands: operands that must themselves be partial over an axis that splits this factor
-            (the array that a scatter-add adds to, when its updates are split).
-        halo: of a loop over windows: what a piece needs of its neighbours. Its localizer exchanges the edges.
+        partial_operands: operands that must themselves be partial over an axis that splits this factor (the array that
+            a scatter-add adds to, when its updates are split).
+        halo: of a loop over windows: what a shard needs of its neighbours. Its localizer exchanges the edges.
         halo_operand: the operand whose edges they are.
-        travels: operands whose pieces go around the devices that split it.
+        travels: operands whose shards go around the devices that split it.
     """
 
     size: int
@@ -111,7 +111,7 @@ def rule_of(
         loops: its loops, in the order that its factors get.
         op: the operator.
         operand_types: types of its operands.
-        linear: as in `Rule`.
+        linear: groups of operands in which the operator is linear: partial sums of one group give a partial sum.
     """
     kept = [loop for loop in loops if loop.factor.size > 1]
     labels: list[list[int | None]] = [[None] * t.rank for t in (*operand_types, *(v.type for v in op.results))]

@@ -43,7 +43,7 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class Halo:
-    """Windows over a dim; see this module.
+    """Windows that slide over a dim, as of a convolution: which elements each covers.
 
     Args:
         size: elements of the dim.
@@ -103,7 +103,7 @@ class Halo:
         return (self.count - 1) * self.step + self.extent - 1 - (self.size - 1) * self.dilation - self.pad
 
     def reach(self, shards: int) -> Reach | None:
-        """Needs of each of ``shards``; None where more than its neighbours have them, or shards differ in form."""
+        """Elements that each of ``shards`` needs of its neighbours; None where neighbours do not have them all."""
         return _reach(self, shards)
 
 

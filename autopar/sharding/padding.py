@@ -34,7 +34,7 @@ PaddedDim: TypeAlias = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class PaddedDims:
-    """Dims that are padded together.
+    """Dims of values that operators split together, so that they are padded together.
 
     Args:
         parts: its dims by size, each with its size with padding; dims of other parts are joined by windows alone.
@@ -287,7 +287,7 @@ def named(graph: Graph, dims: Collection[PaddedDim]) -> Padding:
 
     Args:
         graph: the step.
-        dims: of each part that is padded one dim, with its size when padded; see `PaddedDims`.
+        dims: of each part that is padded one dim, with its size when padded.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     types, of_place = types_of(graph), {}

@@ -68,7 +68,7 @@ class ReshardStep:
 
     @property
     def interleaves(self) -> bool:
-        """Whether the pieces of the collective interleave in the tensor: devices have to rearrange it."""
+        """Whether the shards of the collective interleave in the tensor: devices have to rearrange it."""
         return self.dim > 0 and self.kind in ("all-gather", "reduce-scatter")
 
     def sent_as(self, wire: str) -> ReshardStep:
@@ -191,8 +191,8 @@ class LayoutGraph:
         sources: node that each edge leaves.
         targets: node that each edge enters.
         first_in: first edge into each node, and at the end the number of edges.
-        prices: (kind, axes in mesh order, number of pieces before, whether pieces interleave) that edges are
-            priced by, each once. Pieces interleave in what a collective gathers or scatters along another
+        prices: (kind, axes in mesh order, number of shards before, whether shards interleave) that edges are priced by,
+            each once. Shards interleave in what a collective gathers or scatters along another
             dim than the first: devices have to rearrange it.
         price_of: of each edge, which of ``prices``.
     """
@@ -298,7 +298,7 @@ def _moves(at: Layout, axes: Axes, reductions: tuple[str, ...]) -> Iterator[tupl
 
 
 def _permutes(at: Layout, axes: Axes) -> Iterator[tuple[ReshardStep, Layout]]:
-    """Exchanges of two axes. Renaming axes of one size, or turning neighbours in a dim, keeps pieces whole."""
+    """Exchanges of two axes. Renaming axes of one size, or turning neighbours in a dim, keeps shards whole."""
     sizes = dict(axes)
     for a, b in itertools.combinations(sizes, 2):
         if sizes[a] == sizes[b]:

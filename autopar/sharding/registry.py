@@ -40,7 +40,7 @@ class RuleRegistry:
         self._added: dict[str, RuleFunction] = {}
 
     def register(self, primitive: str, rule: RuleFunction) -> None:
-        """Use ``rule`` for ``primitive`` from now on. See `register_rule`."""
+        """Use ``rule`` for ``primitive`` from now on. Registering again replaces."""
         if not isinstance(primitive, str) or not callable(rule):
             raise AutoparError(
                 f"cannot register {rule!r} as the rule of {primitive!r}",
@@ -59,7 +59,7 @@ class RuleRegistry:
         return tuple(sorted(self._added))
 
     def rule_for(self, op: Operator, operand_types: tuple[TensorType, ...]) -> tuple[Rule, bool]:
-        """See the module's `rule_for`."""
+        """The rule of an operator, a registered one before a built-in one, and whether its primitive is known."""
         added = self._added.get(op.primitive)
         if added is None:
             rule, known = _built_in(op, operand_types)
@@ -120,11 +120,11 @@ def register_rule(primitive: str, rule: RuleFunction) -> None:
 
     Args:
         primitive: jax's name of it, as ``"my_kernel"``.
-        rule: called with an operator and the types of its operands; returns a `Rule`, or None where this
-            operator has to run whole on every device. A rule must be deterministic.
+        rule: called with an operator and the types of its operands; returns a `Rule`, or None where this operator has
+            to run whole on every device. A rule must be deterministic.
 
-    Registering again replaces. A rule for a primitive that autopar knows hides the built-in one.
-    The operator runs on local pieces with its parameters unchanged, so its parameters may not name sizes.
+    Registering again replaces. A rule for a primitive that autopar knows hides the built-in one. The operator runs on
+    local shards with its parameters unchanged, so its parameters may not name sizes.
     """
     _REGISTRY.register(primitive, rule)
 

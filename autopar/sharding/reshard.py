@@ -140,7 +140,7 @@ class Sent(NamedTuple):
 
     Args:
         kind: of the collective.
-        full_bytes: of the whole group; see `communication`.
+        full_bytes: bytes of the tensor that one group of devices gathers, sums or exchanges.
         axes: mesh axes.
         seconds: with those in which devices rearrange what interleaves.
         wire: format that it sends codes of; "" for numbers as they are.
@@ -161,7 +161,7 @@ class PathTables:
         mesh: the logical mesh.
         cost: seconds of a collective.
         local: seconds of a step that sends nothing.
-        rearrange: seconds in which a device rearranges bytes that pieces interleave in.
+        rearrange: seconds in which a device rearranges bytes that shards interleave in.
         wire: text of the `autopar.ir.formats.WireFormat` in which gathers and sums are sent, or "": as they are.
         narrow: by such a text the tables of the same mesh for values that are sent so.
         graphs, tables, by_type: graphs of layouts, and tables, by what they depend on.
@@ -256,7 +256,7 @@ class PathTables:
         return self.rearrange((elements * item + messages_bytes + results * item) / 2)
 
     def seconds(self, type: TensorType, source: Layout, target: Layout) -> float:
-        """Seconds of the cheapest path; as one entry of `cost_matrix`."""
+        """Seconds of the cheapest path from one layout to another; infinity where there is none."""
         return float(self.cost_matrix(type, (source,), (target,))[0, 0])
 
     def cost_matrix(

@@ -1,7 +1,7 @@
-"""`Travel` and `RingExchange`: pieces of an operand that go once around the devices that split a loop.
+"""`Travel` and `RingExchange`: shards of an operand that go once around the devices that split a loop.
 
-Each of n devices has its own piece; in n - 1 messages it sees those of all others. What is added up on the way, as
-gradients of these pieces, takes n messages, after which it is at home. In all (n - 1) or n times the bytes of a piece.
+Each of n devices has its own shard; in n - 1 messages it sees those of all others. What is added up on the way, as
+gradients of these shards, takes n messages, after which it is at home. In all (n - 1) or n times the bytes of a shard.
 """
 
 from __future__ import annotations

@@ -45,11 +45,10 @@ class Strategy:
         assignments: what each mesh axis of size above 1 does, in mesh order.
         operand_layouts: the layout that each operand must have.
         result_layouts: the layout that each result then has.
-        split: product of the sizes of the axes that split a factor: the work of a device is the whole
-            work divided by it. Axes on linear groups do not count: there each device does the work of
-            its own term.
+        split: product of the sizes of the axes that split a factor: the work of a device is the whole work divided by
+            it. Axes on linear groups do not count: there each device does the work of its own term.
         exchanges: edges of operands that neighbours send each other, in this order.
-        rings: pieces of operands that go around.
+        rings: shards of operands that go around.
     """
 
     assignments: tuple[Assignment, ...]
@@ -79,10 +78,10 @@ def strategies(
         operand_types: types of the operands (global shapes).
         result_types: types of the results (global shapes).
         mesh: only names and sizes of its axes are used.
-        halos: whether dims may be split whose pieces need edges of their neighbours, or go around.
+        halos: whether dims may be split whose shards need edges of their neighbours, or go around.
 
-    A strategy is left out where the pieces of some dim would be uneven, or where a tensor would be
-    partial in two kinds of reduction at once. Answers are cached: operators of one signature share them.
+    A strategy is left out where the shards of some dim would be uneven, or where a tensor would be partial in two kinds
+    of reduction at once. Answers are cached: operators of one signature share them.
     """
     axes = tuple((name, n) for name, n in mesh.axes if n > 1)
     return _strategies(rule, operand_types, result_types, axes, halos)
@@ -100,7 +99,10 @@ def strategy_of(
     """Use of each mesh axis in the strategy with these layouts; None where ``rule`` allows none.
 
     Args:
-        rule, operand_types, result_types, mesh: as for `strategies`, with edges of neighbours.
+        rule: what may be split, halos included.
+        operand_types: types of the operands (global shapes).
+        result_types: types of the results (global shapes).
+        mesh: only names and sizes of its axes are used.
         operands: layout of each operand.
         results: layout of each result.
         free: numbers of operands whose layout does not matter.
@@ -203,7 +205,7 @@ def _exchanges(rule: Rule, assigned: tuple[Assignment, ...], sizes: Mapping[str,
 
 
 def _rings(rule: Rule, assigned: tuple[Assignment, ...], sizes: Mapping[str, int]) -> tuple[RingExchange, ...]:
-    """The pieces that go around in an assignment."""
+    """The shards that go around in an assignment."""
     rings = []
     for number, factor in enumerate(rule.factors):
         axes = tuple(a.axis for a in assigned if a.factor == number)
@@ -227,7 +229,7 @@ def _limits(rule: Rule, operand_types: Types, result_types: Types) -> tuple[int,
 def _assignments(
     divided: Divided, groups: int, names: tuple[str, ...], taken: tuple[tuple[str, ...], ...]
 ) -> Iterator[tuple[Assignment, ...]]:
-    """All assignments of the axes called ``names`` whose pieces are even; ``taken`` are those of each factor so far."""
+    """All assignments of the axes called ``names`` whose shards are even; ``taken`` are those of each factor so far."""
     if not names:
         yield ()
         return

@@ -9,7 +9,7 @@ between the same two workers are over; it overlaps with computing. RECV provides
 until it arrived. This is how the runtimes dispatch: a list is only an order, not a time.
 
 OFFLOAD and FETCH share one link to the host, a move at a time in the order of the list, next to computing. An OFFLOAD
-stops the worker until what earlier microbatches left behind is gone, so that no more than one of them is on its way.
+stops the worker until what earlier microbatches left is gone, so that no more than one of them is on its way.
 """
 
 from __future__ import annotations

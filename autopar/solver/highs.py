@@ -19,7 +19,7 @@ from autopar.solver.solution import Solution, Status
 MOST_NODES = 10_000
 
 # What HiGHS's tolerances may hide in a bound, in scaled cost.
-_BOUND_SLACK = SCALED_COST * 1e-10
+_BOUND_TOLERANCE = SCALED_COST * 1e-10
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def _floor(program: IntegerProgram) -> float:
 
 
 def _bound(program: IntegerProgram, answer: HighsOutcome) -> float:
-    return program.offset + max(0.0, answer.bound - _BOUND_SLACK) / program.scale
+    return program.offset + max(0.0, answer.bound - _BOUND_TOLERANCE) / program.scale
 
 
 def _broken_row(problem: ChoiceProblem, choice: tuple[int, ...]) -> tuple[tuple[int, int], ...]:

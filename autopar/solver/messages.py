@@ -7,7 +7,8 @@ cost of every choice is the same after
 
     t_v[k] = c_v[k] + sum_u M_uv[k]            r_uv[i, j] = C_uv[i, j] - M_uv[j] - M_vu[i]
 
-Nodes are visited in order, then in reverse order. A visit of v, with g = 1 / max(edges ahead, edges behind, 1), does
+Nodes are visited in order, then in reverse order. A visit of v, with
+g = 1 / max(edges to later nodes, edges to earlier ones, 1), does
 
     d_v = min t_v;  t_v -= d_v                 M_vu[j] <- min_k (g t_v[k] - M_uv[k] + C_vu[k, j]) - d_vu
 
@@ -164,7 +165,7 @@ class Messages:
         return self._flat
 
     def decode(self) -> tuple[int, ...]:
-        """A choice: in order, each node's cheapest given the choices before it and the messages from those behind."""
+        """A choice: in order, each node's cheapest given the choices before it and the messages from those after it."""
         choice: list[int] = []
         for v, costs in enumerate(self.costs):
             total = costs

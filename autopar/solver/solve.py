@@ -228,11 +228,11 @@ def solve_bounded(
 ) -> Solution:
     """The cheapest choice, with ``engine`` only where bounds leave something open.
 
-    Without usages one elimination is exact. With them, multipliers give a bound, a first choice and min-marginals.
-    The engine then gets the problem restricted to strategies whose min-marginal is within d of the bound: every
-    other choice costs more than bound + d, so an answer that costs no more is the optimum. If it costs more, d grows.
-    Where tables would be too large for elimination, messages give the same, if not as sharp (see `wide`). Large
-    problems of that kind with memory rows end with the choice and the bound of `wide_memory`, unless it has no choice.
+    Without usages one elimination is exact. With them, multipliers give a bound, a first choice and min-marginals. The
+    engine then gets the problem restricted to strategies whose min-marginal is within d of the bound: every other
+    choice costs more than bound + d, so an answer that costs no more is the optimum. If it costs more, d grows. Where
+    tables would be too large for elimination, messages give the same, if not as sharp (see `wide`). Large problems of
+    that kind with memory rows end with the choice and the bound of `wide_memory`, unless it has no choice.
 
     Args:
         problem: reduced.

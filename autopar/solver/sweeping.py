@@ -63,7 +63,7 @@ def sweeping(
 ) -> Sweep:
     """The loop over all nodes, made of loops over arrays: those of `autopar.solver.plain`, or compiled ones."""
 
-    def sweep(flat: Flat, forward: bool, valid: bool, known: float, slack: float) -> float:
+    def sweep(flat: Flat, forward: bool, valid: bool, known: float, tolerance: float) -> float:
         """Visits all nodes; ``valid`` where ``known`` is the sum of all that was taken. Returns the sum of magnitudes.
 
         Compiled or not, every sum is in the same order: the same problem gives the same bits.
@@ -84,7 +84,7 @@ def sweeping(
                 if (other[e] < v) == forward:
                     known += taken[inbound[e]] - taken[outbound[e]]
             if valid:
-                raise_to(flat.marginals[begin:end], total, known - slack)
+                raise_to(flat.marginals[begin:end], total, known - tolerance)
             least = total[first_least(total)]
             magnitude += abs(least)
             total -= least

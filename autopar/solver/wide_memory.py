@@ -164,8 +164,8 @@ def price_wide(
             bound, best_y = low, y
     messages = _messages(search, best_y, deadline)
     mix(search, messages.excess, bound, engine, deadline, seed, goal)
-    slack = (constant := limit * float(best_y.sum())) + _ROUNDING * abs(constant)
-    return Prices(bound, search.choice, search.cost, tuple(np.asarray(m - slack) for m in messages.marginals))
+    offset = (constant := limit * float(best_y.sum())) + _ROUNDING * abs(constant)
+    return Prices(bound, search.choice, search.cost, tuple(np.asarray(m - offset) for m in messages.marginals))
 
 
 def _messages(search: _WideSearch, y: Array, deadline: float) -> Messages:

@@ -35,7 +35,7 @@ class StageKind:
 
 
 class KindTable:
-    """Finds `StageKind`s of one graph; what it learns of an operator it keeps."""
+    """Finds which stages of a graph are isomorphic; it remembers what it compared of each operator."""
 
     def __init__(self, graph: Graph, microbatching: Microbatching) -> None:
         self.graph = graph

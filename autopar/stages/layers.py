@@ -1,7 +1,7 @@
 """Operators of the forward pass clustered into layers: balanced FLOPs, least bytes cut (Alpa, OSDI'22, section 5.2).
 
 Layers are runs of consecutive operators, in the order in which the user's function computes them. The dynamic program
-is Alpa's: of all ways to cut the forward pass into a number of runs, each with at most (1 + slack) times the mean
+is Alpa's: of all ways to cut the forward pass into a number of runs, each with at most (1 + imbalance) times the mean
 FLOPs, the one whose cuts let the fewest bytes through. Where the forward pass is a stack of equal blocks, blocks are
 the layers (`_of_blocks`): what is known of one is then known of all.
 """
@@ -60,7 +60,7 @@ def forward_operators(graph: Graph, microbatching: Microbatching) -> list[Operat
 
 
 def cluster(
-    graph: Graph, microbatching: Microbatching, count: int, slack: float = 0.2, fewest: int | None = None
+    graph: Graph, microbatching: Microbatching, count: int, imbalance: float = 0.2, fewest: int | None = None
 ) -> Layers:
     """The forward pass in at most ``count`` layers.
 
@@ -68,7 +68,7 @@ def cluster(
         graph: a train step.
         microbatching: its microbatches.
         count: number of layers; fewer where there are fewer heavy operators, more where there are that many blocks.
-        slack: by how much a layer may exceed the mean FLOPs.
+        imbalance: share by which a layer may exceed the mean FLOPs.
         fewest: blocks are the layers if there are so many of them; None where they never are.
     """
     operators = forward_operators(graph, microbatching)
@@ -78,7 +78,7 @@ def cluster(
     count = max(1, min(count, len(heavy) or 1))
     tokens = [_token(graph, op) for op in operators]
     blocks = None if fewest is None else _of_blocks(tokens, flops, cuts, fewest)
-    ends = blocks or _best_ends(flops, cuts, count, slack)
+    ends = blocks or _best_ends(flops, cuts, count, imbalance)
     starts = [0, *ends[:-1]]
     seen: dict[tuple[object, ...], int] = {}
     first_of_kind = tuple(
@@ -198,14 +198,14 @@ def _carried_bytes(graph: Graph, loop: Operator, before: Sequence[Operator]) -> 
     return sum(graph.type_of(o).nbytes for o in (*carries, *sent))
 
 
-def _best_ends(flops: np.ndarray, cuts: np.ndarray, count: int, slack: float) -> list[int]:
-    """Ends (exclusive) of the runs: least bytes cut with balanced FLOPs; the slack grows until there is an answer."""
+def _best_ends(flops: np.ndarray, cuts: np.ndarray, count: int, imbalance: float) -> list[int]:
+    """Ends (exclusive) of the runs: least bytes cut with balanced FLOPs; the imbalance grows until there is a cut."""
     n = len(flops)
     if count <= 1:
         return [n]
     prefix = np.concatenate([[0.0], np.cumsum(flops)])
     while True:
-        limit = (1 + slack) * prefix[-1] / count
+        limit = (1 + imbalance) * prefix[-1] / count
         best = np.full((count + 1, n + 1), np.inf)
         back = np.zeros((count + 1, n + 1), np.int64)
         best[0, 0] = 0.0
@@ -222,7 +222,7 @@ def _best_ends(flops: np.ndarray, cuts: np.ndarray, count: int, slack: float) ->
             for k in range(count, 1, -1):
                 ends.append(int(back[k, ends[-1]]))
             return ends[::-1]
-        slack = slack * 2 + 0.1
+        imbalance = imbalance * 2 + 0.1
 
 
 @dataclass(frozen=True)
@@ -291,7 +291,7 @@ _GAPS = 64  # a block has at most so many operators that look like its heaviest
 class Repeats:
     """A stretch of a sequence that repeats: ``[start + i * period, start + (i + 1) * period)`` for ``count`` of i.
 
-    The elements are equal one by one for every shift by a period, so any phase would do; see `phased`.
+    The elements are equal one by one for every shift by a period, so a block may begin at any of them.
 
     Args:
         start: first element.

@@ -137,7 +137,7 @@ class StageParts:
 
 
 def stage_parts(graph: Graph, map: StageMap) -> tuple[StageParts, ...]:
-    """The parts of all stages."""
+    """For each stage its operators, and the values that it takes, sends and returns."""
     work = _Split(graph, map)
     return tuple(work.stage(s) for s in range(map.count))
 

@@ -18,7 +18,7 @@ from autopar.search.bound import work_bound_s
 from autopar.search.clock import Clock
 from autopar.search.intra.collectives import Ends, combined
 from autopar.search.intra.overlap import RegionSchedule, TimedTask, Transfer, list_schedule
-from autopar.search.intra.slack import SlackWindow, with_slack
+from autopar.search.intra.overlap_objective import LinkIdleTime, with_overlap
 from autopar.search.policy import OverlapPolicy, SearchPolicy
 from autopar.search.restrict import restricted_plan, solve_restricted
 from autopar.solver import ChoiceProblem, Edge, Node
@@ -220,7 +220,7 @@ def test_what_does_not_overlap_adds_up(cluster):
     [((4096, 4096, 4096, 4096), 4096, 1), ((2048, 8192, 2048), 2048, 2), ((1024, 4096, 1024, 4096), 16384, 1)],
 )
 def test_what_is_hidden_counts_in_the_choice(widths, batch, nodes):
-    """With slack in the objective the step is never slower, and faster where gathers hide behind products."""
+    """With overlap in the objective the step is never slower, and faster where products hide gathers."""
     step, args = perceptron(*widths, batch=batch)
     problem = problem_of(step, args, Cluster.load("dgx-a100", nodes=nodes))
     without = replace(problem, policy=SearchPolicy(overlap=OverlapPolicy(link_shares=())))
@@ -246,19 +246,19 @@ def test_conversions_that_compete_for_links_pay_for_them(name, mesh, most):
 
 
 @given(st.lists(st.floats(0, 10), min_size=4, max_size=4), st.floats(0, 10), st.floats(0, 1))
-def test_what_is_hidden_costs_its_share(costs, slack_s, share):
+def test_what_is_hidden_costs_its_share(costs, overlappable_s, share):
     table = np.array(costs).reshape(2, 2)
     nodes = (Node("a", np.zeros(2)), Node("b", np.zeros(2)))
-    left = with_slack(ChoiceProblem(nodes, (Edge(0, 1, table),)), {(0, 1): slack_s}, share).edges
-    expected = np.maximum(table - slack_s, 0.0) + share * np.minimum(table, slack_s)
+    left = with_overlap(ChoiceProblem(nodes, (Edge(0, 1, table),)), {(0, 1): overlappable_s}, share).edges
+    expected = np.maximum(table - overlappable_s, 0.0) + share * np.minimum(table, overlappable_s)
     np.testing.assert_allclose(left[0].costs if left else np.zeros((2, 2)), expected, atol=1e-12)
 
 
-def test_slack_is_what_links_are_idle_for():
-    """A value of the first product that the third takes may hide behind the second, but for what is sent already."""
+def test_conversions_overlap_while_links_are_idle():
+    """A value of the first product that the third takes may hide next to the second, but for what is sent already."""
     tasks, transfers = steps("a3 b5 c2"), sends("a>b:1 a>c:2")
     timing = list_schedule(tasks, transfers)
-    window = SlackWindow(RegionSchedule(tuple(transfers), (0, 1), timing))
+    window = LinkIdleTime(RegionSchedule(tuple(transfers), (0, 1), timing))
     assert (timing.starts_s["b"], timing.ends_s["b"]) == (4, 9)
     assert window.idle_s("a", "c") == pytest.approx(6 - 1)  # from 3 to 9 but for the transfer to b
     assert window.idle_s("a", "b") == 0  # b waits for it: nothing runs

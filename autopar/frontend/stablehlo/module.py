@@ -16,7 +16,7 @@ from autopar.errors import TraceError
 
 #: First bytes of MLIR's bytecode; portable artifacts of StableHLO are bytecode as well.
 _BYTECODE = b"ML\xefR"
-#: What other partitioners left behind; the plan takes its place.
+#: What other partitioners left; the plan takes its place.
 _OLD = ("sdy.sharding", "mhlo.sharding")
 _NAMED = re.compile(r'loc\("([^"]*)"')
 

@@ -106,7 +106,8 @@ class CoreValue:
     """Role of a value in the core of attention.
 
     Args:
-        kind: see `Kind`.
+        kind: part of the softmax that it is: "scores", "largest" of a row, "shifted" scores, sums of "terms", "slope"
+            of the gradient, or "other".
         labels: of its dims.
         terms: of a value of that kind.
     """

@@ -196,7 +196,7 @@ def _taken(missing: Counts, surplus: Counts, key: Key, target: Key) -> float:
 
 
 def rewrites(predicted: Counts, compiled: Counts, sizes: Mapping[str, int]) -> list[Rewrite]:
-    """Pairs what is left over and takes it out of both.
+    """Pairs predicted collectives with compiled ones of another kind or size that do the same; takes both out.
 
     Args:
         predicted: counts of predicted collectives that were not found.

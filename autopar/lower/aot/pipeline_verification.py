@@ -176,7 +176,7 @@ def _stage(
 
 @dataclass(frozen=True)
 class StageVerification(ComparedCollectives):
-    """A stage.
+    """Predicted and compiled figures of one stage of a pipeline.
 
     Args:
         stage: its number.
@@ -233,7 +233,7 @@ class PipelineVerification(ShownVerification):
         device_kind: the compiler's name of the devices.
         schedule: name of the plan's schedule.
         num_microbatches: parts of the batch.
-        stages: see `StageVerification`.
+        stages: predicted and compiled figures of each stage.
         memory: by worker.
         predicted_step_s: seconds a step that the plan predicts.
         compile_s: seconds that compiling took.

@@ -86,7 +86,7 @@ class KindTotal:
 
 
 class ComparedCollectives:
-    """Totals of the rows.
+    """Predicted and compiled collectives, with their totals.
 
     Args:
         rows: collectives, those that differ first.

@@ -1,4 +1,4 @@
-"""Running one primitive on one device's pieces."""
+"""Running one primitive on one device's shards."""
 
 from autopar.lower.localize.base import LocalContext, Localizer, run_unchanged
 from autopar.lower.localize.registry import localize

@@ -39,7 +39,7 @@ LOCALIZERS: Mapping[str, Localizer] = MappingProxyType({ATTENTION: attention, BA
 
 
 def forward_in_halves(core: Core) -> list[Any]:
-    """The result, and the logarithms of the sums of exponentials.
+    """Causal attention on two halves of the rows that a device takes: the result, and the softmax's log-sum-exp.
 
     Args:
         core: the forward operator on one device.
@@ -61,7 +61,7 @@ def forward_in_halves(core: Core) -> list[Any]:
 
 
 def backward_in_halves(core: Core) -> list[Any]:
-    """The gradients of queries, keys and values, as far as they are asked for.
+    """Backward pass of causal attention on two halves of the rows: gradients of queries, keys and values as asked for.
 
     Args:
         core: the backward operator on one device.
@@ -142,7 +142,9 @@ Unit: TypeAlias = tuple[int | None, int | None]
 
 @dataclass(frozen=True, eq=False)
 class Halves:
-    """The halves that a device has.
+    """Two halves of rows that each device of a causal ring takes, so that masks leave each device as much work.
+
+    Of 2n halves of a sequence device i has the i-th and the i-th from the end.
 
     Args:
         core: an operator of causal attention on one device, with tokens as the layouts say.
@@ -160,7 +162,7 @@ class Halves:
         return device, jnp.int32(2 * self.core.devices - 1) - device
 
     def dealt(self, array: Any, dim: int) -> Pair:
-        """The halves that the device takes of an array, from those that lie on it and on others."""
+        """The two halves of an array that the device takes, received from the devices that hold them."""
         first, second = jnp.split(array, 2, dim)
         if self.core.devices == 1:
             return first, second
@@ -168,7 +170,7 @@ class Halves:
         return self._ordered(first, second)
 
     def brought_back(self, pair: Pair, dim: int) -> Any:
-        """An array as the layouts say, from the halves that devices took."""
+        """An array in the layout of the plan, from the halves that devices took: the reverse of `dealt`."""
         if self.core.devices > 1:
             pair = self._ordered(*pair)
             pair = (self._sent(pair[0], 0, back=True), self._sent(pair[1], 1, back=True))
@@ -232,21 +234,21 @@ class Halves:
 
 
 def picked(pair: Pair, which: int | None, earlier: Any) -> Any:
-    """One of two trees of arrays; the first where ``which`` is None and ``earlier`` holds."""
+    """One of two trees of arrays: number ``which``, or where that is None the first if ``earlier`` is true."""
     if which is not None:
         return pair[which]
     return jax.tree.map(lambda a, b: jnp.where(earlier, a, b), *pair)
 
 
 def put(pair: Pair, which: int | None, new: Any, earlier: Any) -> Pair:
-    """A pair with another one of its two; see `picked`."""
+    """``pair`` with ``new`` in place of number ``which``, or where that is None of the first if ``earlier`` is true."""
     if which is not None:
         return (new, pair[1]) if which == 0 else (pair[0], new)
     return picked((new, pair[0]), None, earlier), picked((pair[1], new), None, earlier)
 
 
 def picked_core(cores: tuple[Core, Core], which: int | None, earlier: Any) -> Core:
-    """One of two cores; see `picked`."""
+    """One of two operators on a device: number ``which``, or where that is None the first if ``earlier`` is true."""
     if which is not None:
         return cores[which]
     a, b = cores

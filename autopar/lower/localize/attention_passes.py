@@ -27,7 +27,7 @@ def wide(dtype: Any) -> Any:
 
 
 def over_blocks(core: Core, block: Callable[[Any, Any], tuple[Any, Any]], state: Any) -> tuple[Any, Any]:
-    """Runs ``block(state, number)`` for each block that is here, with what each leaves stacked."""
+    """Runs ``block(state, number)`` for each block of keys on the device; returns the state and the stacked results."""
     if core.blocks == 1:
         state, left = block(state, jnp.int32(0))
         return state, [a[None] for a in left]
@@ -36,18 +36,18 @@ def over_blocks(core: Core, block: Callable[[Any, Any], tuple[Any, Any]], state:
 
 @dataclass(eq=False)
 class Ring:
-    """Keys and values on their way along the devices.
+    """Keys and values of ring attention, which each device passes on to the next.
 
     Args:
         core: the operator on one device.
-        here: those that are here.
+        here: keys and values that the device has now.
     """
 
     core: Core
     here: Sequence[Any]
 
     def steps(self) -> Iterator[tuple[int, Sequence[Any]]]:
-        """Each step with the keys and values that are here; those of the next step are on their way meanwhile."""
+        """Each step of the ring with the device's keys and values in it; those of the next step are sent meanwhile."""
         for step in range(self.core.devices):
             now = self.here
             if step < self.core.devices - 1:
@@ -61,12 +61,12 @@ class Ring:
 
 @dataclass(frozen=True, eq=False)
 class Forward:
-    """The forward operator on one device."""
+    """Forward pass of attention in blocks on one device, by a running softmax."""
 
     core: Core
 
     def run(self) -> list[Any]:
-        """The result, and the logarithms of the sums of exponentials."""
+        """The result, and the log-sum-exp of each row."""
         core = self.core
         rows, shape = core.context.result_shape(1), core.context.result_shape(0)
         state, ring = self.start(rows, shape), Ring(core, core.operands[1:3])
@@ -103,7 +103,12 @@ class Forward:
         return aligned(rows, spec.sums, spec.results[0])
 
     def block(self, here: Sequence[Any], first: Any) -> Callable[[Any, Any], tuple[Any, Any]]:
-        """One block of keys and values: the state with it."""
+        """A function that adds one block of keys and values to the state of the softmax.
+
+        Args:
+            here: keys and values of the device in this step.
+            first: number of their first block among all.
+        """
         core, spec = self.core, self.core.spec
 
         def run(state: Any, number: Any) -> tuple[Any, Any]:
@@ -149,7 +154,7 @@ def softmax_operand(core: Core, scores: Any, block: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Backward:
-    """The backward operator on one device."""
+    """Backward pass of attention in blocks on one device, which computes scores again."""
 
     core: Core
 
@@ -179,7 +184,7 @@ class Backward:
         return [sums[which].astype(dtypes[n]) for n, which in enumerate(spec.gradients)]
 
     def along(self) -> Any:
-        """The result times its gradient, summed for each row."""
+        """The result times its gradient, summed over each row: the term that all scores of the row share."""
         core, spec = self.core, self.core.spec
         softmax = jax_dtype(core.context.operand_types[4].dtype)
         labels = (spec.operands[3], spec.operands[5], spec.sums)
@@ -187,7 +192,7 @@ class Backward:
         return core.product(result, gradient, labels, softmax)
 
     def joined(self, blocks: Any, which: int) -> Any:
-        """Gradients of all keys that are here from those of each block."""
+        """Gradients of all keys that the device has now, from those of each block."""
         dim = self.core.spec.results[self.core.spec.gradients.index(which)].index(self.core.spec.keys)
         moved = jnp.moveaxis(blocks, 0, dim)
         return moved.reshape((*moved.shape[:dim], -1, *moved.shape[dim + 2 :]))

@@ -1,8 +1,8 @@
-"""The interface of localizers. A localizer runs one primitive on one device's pieces, inside a manual
+"""The interface of localizers. A localizer runs one primitive on one device's shards, inside a manual
 ``jax.shard_map``.
 
 A rule says which dims may be split together; given operands in the layouts of one of its strategies, a
-localizer makes the results in that strategy's result layouts. Most primitives run on pieces as they run
+localizer makes the results in that strategy's result layouts. Most primitives run on shards as they run
 on the whole. Those with sizes or positions in their parameters have a localizer of their own.
 """
 
@@ -22,7 +22,7 @@ from autopar._compat.primitives import bind
 from autopar.ir import Layout, Literal, Operator, TensorType
 from autopar.lower.callbacks import Callbacks
 
-#: Mesh axes, major first -> number of this piece among those that the axes make together: an int32 scalar.
+#: Mesh axes, major first -> number of this shard among those that the axes make together: an int32 scalar.
 AxisIndex: TypeAlias = Callable[[tuple[str, ...]], Any]
 
 
@@ -50,7 +50,7 @@ def axis_names(index: AxisIndex, axes: tuple[str, ...]) -> tuple[str, ...]:
     """Names of ``axes`` of the mesh in collectives.
 
     Args:
-        index: which piece the device's is.
+        index: which shard the device's is.
         axes: of the mesh.
     """
     return index.names(axes) if isinstance(index, DeviceAxes) else axes
@@ -58,16 +58,16 @@ def axis_names(index: AxisIndex, axes: tuple[str, ...]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class LocalContext:
-    """Place of a device's pieces.
+    """Place of a device's shards.
 
     Args:
         sizes: size of each mesh axis by name.
         operand_types: types of the whole operands (global shapes).
         result_types: types of the whole results (global shapes).
-        operand_layouts: layout of each operand; the arrays given are pieces in it.
+        operand_layouts: layout of each operand; the arrays given are shards in it.
         result_layouts: layout that each result must get.
-        index: which piece this is; inside ``jax.shard_map`` that of the device.
-        send: runs a collective on a piece, in the order that the program around needs.
+        index: which shard this is; inside ``jax.shard_map`` that of the device.
+        send: runs a collective on a shard, in the order that the program around needs.
         skips_masked: whether an operator leaves out what its mask leaves empty.
         op: the operator in the graph; None where what runs is not of a graph.
         callbacks: how Python is called.
@@ -105,11 +105,11 @@ class LocalContext:
         return lax.mul(index, jnp.asarray(local_size, jnp.int32))
 
     def operand_start(self, index: int, dim: int) -> jax.Array:
-        """Start of this device's piece in dim ``dim`` of an operand, in elements."""
+        """Start of this device's shard in dim ``dim`` of an operand, in elements."""
         return self.piece_start(self.operand_layouts[index].dims[dim], self.operand_shape(index)[dim])
 
     def result_start(self, index: int, dim: int) -> jax.Array:
-        """Start of this device's piece in dim ``dim`` of a result, in elements."""
+        """Start of this device's shard in dim ``dim`` of a result, in elements."""
         return self.piece_start(self.result_layouts[index].dims[dim], self.result_shape(index)[dim])
 
     @property
@@ -125,7 +125,7 @@ Localizer: TypeAlias = Callable[[Primitive, Mapping[str, Any], list[Any], LocalC
 def run_unchanged(
     primitive: Primitive, params: Mapping[str, Any], operands: list[Any], context: LocalContext
 ) -> list[Any]:
-    """The localizer of primitives whose parameters hold for pieces as they hold for the whole."""
+    """The localizer of primitives whose parameters hold for shards as they hold for the whole."""
     return bind(primitive, params, operands)
 
 

@@ -31,7 +31,7 @@ _ROWS = "rows of a half"
 
 @dataclass(frozen=True)
 class _BlockIndex:
-    """An `AxisIndex` inside of a block: which block of keys, which half of the rows, or which piece the device's is."""
+    """An `AxisIndex` inside of a block: which block of keys, which half of the rows, or which shard the device's is."""
 
     block: Any
     part: Any
@@ -50,9 +50,8 @@ class Core:
         params: of the operator, from `autopar.lower.rewrites`.
         operands: local shards of queries, keys, values and what else is read, as masks.
         context: the device's mesh and the layouts of the operands.
-            part: which half of the rows of queries ``operands`` have, counted over all devices; None where they have
-            all rows
-            of the device. Keys and values are halves then too.
+        part: which half of the rows of queries ``operands`` have, counted over all devices; None where they have all
+            rows of the device. Keys and values are halves then too.
     """
 
     params: Mapping[str, Any]

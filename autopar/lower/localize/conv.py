@@ -19,10 +19,10 @@ from autopar.sharding.rules.conv import bordered, windows
 def conv_general_dilated(
     primitive: Primitive, params: Mapping[str, Any], operands: list[Any], context: LocalContext
 ) -> list[Any]:
-    """The convolution of the pieces, with as many feature groups and batch groups as the pieces hold.
+    """The convolution of the shards, with as many feature groups and batch groups as the shards hold.
 
-    With groups, the input's grouped dim is split only by them, so its pieces count the devices that share them. Of a
-    spatial dim that is split the piece has what its windows cover, padded by what is left of a dilated element. Borders
+    With groups, the input's grouped dim is split only by them, so its shards count the devices that share them. Of a
+    spatial dim that is split the shard has what its windows cover, padded by what is left of a dilated element. Borders
     made of the array (`autopar.frontend.bordered`) are those of devices at the ends, or come around the circle.
     """
     numbers = params["dimension_numbers"]

@@ -21,7 +21,7 @@ from autopar.sharding.rules.dot import band
 def dot_general(
     primitive: Primitive, params: Mapping[str, Any], operands: list[Any], context: LocalContext
 ) -> list[Any]:
-    """The product of the pieces; where the dim is split that a fixed matrix maps, with the rows of this device."""
+    """The product of the shards; where the dim is split that a fixed matrix maps, with the rows of this device."""
     banded = None if context.op is None else band(context.op)
     if banded is None:
         return bind(primitive, params, operands)

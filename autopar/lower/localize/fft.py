@@ -1,4 +1,4 @@
-"""Localizer of ``fft``: XLA's CPU backend fails on pieces whose order in memory a collective next to it has turned."""
+"""Localizer of ``fft``: XLA's CPU backend fails on shards whose order in memory a collective next to it has turned."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autopar.lower.localize.base import LocalContext, Localizer
 
 
 def fft(primitive: Primitive, params: Mapping[str, Any], operands: list[Any], context: LocalContext) -> list[Any]:
-    """The transform of a piece that is a single row, which has one order only, just before and just after."""
+    """The transform of a shard that is a single row, which has one order only, just before and just after."""
     outputs = bind(primitive, params, [_in_rows(x) for x in operands])
     return [_in_rows(x) for x in outputs]
 

@@ -21,7 +21,7 @@ def pass_on(primitive: Primitive, params: Mapping[str, Any], operands: list[Any]
 def kept_in_microbatches(
     primitive: Primitive, params: Mapping[str, Any], operands: list[Any], context: LocalContext
 ) -> list[Any]:
-    """`pass_on`; in a microbatch, which is still to be planned, the constraint itself."""
+    """The operands themselves. In a microbatch, which is still to be planned, the user's constraint is kept."""
     return bind(primitive, params, operands) if AXIS in context.sizes else pass_on(primitive, params, operands, context)
 
 

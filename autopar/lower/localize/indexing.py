@@ -1,7 +1,7 @@
 """Localizers of ``gather``, ``scatter`` and ``dynamic_slice``.
 
 Where an indexed dim is split, a device moves the indices to its own piece: position p of the whole is
-position p - start of the piece. What then lies outside is another device's, unless it was outside of the
+position p - start of the shard. What then lies outside is another device's, unless it was outside of the
 whole: the mode says what happens there, so that is settled before the move.
 """
 
@@ -25,11 +25,11 @@ from autopar.lower.localize.base import LocalContext, Localizer
 
 @dataclass(frozen=True)
 class Moved:
-    """Indices of a piece.
+    """Indices of a shard.
 
     Args:
-        indices: positions in the piece; outside of it for what lies elsewhere. Signed.
-        upper: last position in the piece at which a window fits, by index component.
+        indices: positions in the shard; outside of it for what lies elsewhere. Signed.
+        upper: last position in the shard at which a window fits, by index component.
     """
 
     indices: jax.Array
@@ -59,14 +59,14 @@ def signed(indices: Any) -> jax.Array:
 def move_index(
     indices: Any, dims: Sequence[int], windows: Sequence[int], routed: Sequence[int], context: LocalContext
 ) -> Moved:
-    """Indices of the whole operand 0 as indices of this device's piece.
+    """Indices of the whole operand 0 as indices of this device's shard.
 
     Args:
         indices: the components are along the last dim.
         dims: dim of the operand that each component counts.
         windows: size of the window, by dim of the operand, in the whole.
         routed: dims, among ``dims``, that are split and in which one element is picked.
-        context: where the pieces lie.
+        context: where the shards lie.
     """
     local, whole = context.operand_shape(0), context.operand_types[0].shape
     moved = signed(indices)
@@ -82,7 +82,7 @@ def _all_equal(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def gather(primitive: Primitive, params: Mapping[str, Any], operands: list[Any], context: LocalContext) -> list[Any]:
-    """Slices of the piece; over a split indexed dim the rows that lie here, and zeros for others.
+    """Slices of the shard; over a split indexed dim the rows that lie here, and zeros for others.
 
     A row outside of the whole is filled by the first device of those that share the dim.
     """
@@ -134,7 +134,7 @@ def _index_dtype(shape: tuple[int, ...]) -> Any:
 
 
 def scatter(primitive: Primitive, params: Mapping[str, Any], operands: list[Any], context: LocalContext) -> list[Any]:
-    """Updates of the piece; over a split indexed dim those that lie elsewhere are out of bounds and dropped."""
+    """Updates of the shard; over a split indexed dim those that lie elsewhere are out of bounds and dropped."""
     operand, indices, updates = operands
     numbers = params["dimension_numbers"]
     whole, split = context.operand_types[0].shape, context.operand_layouts[0].dims
@@ -149,7 +149,7 @@ def scatter(primitive: Primitive, params: Mapping[str, Any], operands: list[Any]
         indices = clamp_index(indices, [whole[d] - windows[d] for d in dims])
     moved = move_index(indices, dims, windows, routed, context)
     if math.prod(indices.shape[:-1]) == 1:
-        # XLA makes a slice of a piece one slice of the whole, and forgets to clamp a start outside of the piece.
+        # XLA makes a slice of a shard one slice of the whole, and forgets to clamp a start outside of the shard.
         operand = lax.optimization_barrier(operand)
     dropping = {**params, "mode": lax.GatherScatterMode.FILL_OR_DROP, "indices_are_sorted": False}
     return bind(primitive, dropping, [operand, moved.indices, updates])
@@ -158,7 +158,7 @@ def scatter(primitive: Primitive, params: Mapping[str, Any], operands: list[Any]
 def dynamic_slice(
     primitive: Primitive, params: Mapping[str, Any], operands: list[Any], context: LocalContext
 ) -> list[Any]:
-    """Split dims are taken whole: the slice is the result's piece.
+    """The slice of this device's shard: dims that are split are not sliced.
 
     Starts are clamped here: of a slice of a slice XLA makes one slice of the whole, and forgets to clamp the first.
     """

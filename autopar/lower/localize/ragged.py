@@ -1,7 +1,7 @@
 """Localizer of ``ragged_dot_general``: a device has some of the rows, or the matrices of some of the groups.
 
-Rows of a group lie after those of the groups before it. A device that has a piece of the rows counts those of each
-group in its piece; one that has the matrices of some groups turns the rows so that those of its groups come first.
+Rows of a group lie after those of the groups before it. A device that has a shard of the rows counts those of each
+group in its shard; one that has the matrices of some groups turns the rows so that those of its groups come first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Localizer of ``random_bits``: a device draws exactly the bits that its piece has in the whole draw.
+"""Localizer of ``random_bits``: a device draws exactly the bits that its shard has in the whole draw.
 
 With ``jax_threefry_partitionable`` (jax's default), element number i of a draw is
 threefry2x32(key, (i >> 32, i & 0xffffffff)), its two words joined by xor, or side by side for 64 bits.
@@ -46,12 +46,12 @@ def wide_product(a: jax.Array, b: int) -> tuple[jax.Array, jax.Array]:
 
 
 def counters(shape: Sequence[int], local: Sequence[int], starts: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """Row-major numbers, in the whole, of a piece's elements: high and low 32 bits, each uint32 of shape ``local``.
+    """Row-major numbers, in the whole, of a shard's elements: high and low 32 bits, each uint32 of shape ``local``.
 
     Args:
         shape: shape of the whole draw.
-        local: shape of the piece.
-        starts: index in the whole of the piece's first element, by dim; int32 scalars.
+        local: shape of the shard.
+        starts: index in the whole of the shard's first element, by dim; int32 scalars.
     """
     high = low = jnp.zeros(tuple(local), jnp.uint32)
     for dim, start in enumerate(starts):
@@ -78,7 +78,7 @@ def _joined(first: jax.Array, second: jax.Array, bit_width: int) -> jax.Array:
 def random_bits(
     primitive: Primitive, params: Mapping[str, Any], operands: list[Any], context: LocalContext
 ) -> list[Any]:
-    """This device's piece of the draw; the whole draw, cut, where bits depend on the size of the draw."""
+    """This device's shard of the draw; the whole draw, cut, where bits depend on the size of the draw."""
     (keys,) = operands
     if not context.is_split:
         return bind(primitive, params, operands)

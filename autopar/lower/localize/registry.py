@@ -37,14 +37,14 @@ LOCALIZERS: Mapping[str, Localizer] = _assembled()
 
 
 def localize(primitive: Primitive, params: Mapping[str, Any], operands: list[Any], context: LocalContext) -> list[Any]:
-    """Run one operator on this device's pieces; call it inside ``jax.shard_map``.
+    """Runs one operator on this device's shards; to be called inside of ``jax.shard_map``.
 
     Args:
         primitive: the operator's primitive.
         params: its parameters, as for the whole.
-        operands: local pieces, in ``context.operand_layouts``.
-        context: where pieces lie.
+        operands: local shards, in ``context.operand_layouts``.
+        context: where shards lie.
 
-    Returns local pieces of the results, in ``context.result_layouts``.
+    Returns local shards of the results, in ``context.result_layouts``.
     """
     return LOCALIZERS.get(primitive.name, run_unchanged)(primitive, params, operands, context)

@@ -1,4 +1,4 @@
-"""Localizers of primitives that name sizes or positions: these become the piece's."""
+"""Localizers of primitives that name sizes or positions: these become the shard's."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from autopar.sharding.rules.shape import rolled
 
 
 def reshape(primitive: Primitive, params: Mapping[str, Any], operands: list[Any], context: LocalContext) -> list[Any]:
-    """Reshape the piece to the result's piece."""
+    """Reshape the shard to the result's shard."""
     return bind(primitive, {**params, "new_sizes": context.result_shape()}, operands)
 
 
 def broadcast_in_dim(
     primitive: Primitive, params: Mapping[str, Any], operands: list[Any], context: LocalContext
 ) -> list[Any]:
-    """Broadcast the piece to the result's piece."""
+    """Broadcast the shard to the result's shard."""
     return bind(primitive, {**params, "shape": context.result_shape()}, operands)
 
 
 def iota(primitive: Primitive, params: Mapping[str, Any], operands: list[Any], context: LocalContext) -> list[Any]:
-    """Count from the start of this device's piece."""
+    """Count from the start of this device's shard."""
     dim, shape = params["dimension"], context.result_shape()
     if not context.result_layouts[0].dims[dim]:
         return bind(primitive, {**params, "shape": shape}, operands)

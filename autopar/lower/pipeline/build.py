@@ -66,7 +66,8 @@ class LoweredPipeline:
     def devices(self, worker: int, stage: int) -> tuple[int, ...]:
         """Indices of the devices on which a worker runs a stage.
 
-        A stage with two workers (Chimera) runs on each worker's own devices: those of the stage that is at home there.
+        A stage with two workers (Chimera) runs on each worker's own devices: those of the stage that the worker has in
+        the plan.
         """
         if self.worker_of_stage(stage) == worker:
             return self.plan.stages[stage].devices
@@ -132,14 +133,17 @@ class CutPrograms:
 def cut_programs(
     step: Step, plan: Plan, platform: str, callbacks: Callbacks, *, separate_state: bool = False
 ) -> CutPrograms:
-    """The programs of ``plan``; arguments and errors as of `lower_pipeline`.
+    """The programs of ``plan``, one for each kind of task of each stage.
 
     Args:
-        step: the step.
-        plan: its plan.
+        step: the step that the plan was made for: not in microbatches, its stacks taken apart as the plan says.
+        plan: a plan with several stages.
         platform: jax's name of the kind of devices.
         callbacks: how its programs call Python.
-        separate_state: whether updates are two programs, see `stage_programs`.
+        separate_state: whether an update is two programs: new state, and what else is returned.
+
+    Raises:
+        PlanMismatchError: the plan's cuts are not operators of the step.
     """
     content = plan.content
     if content.pipeline is None:

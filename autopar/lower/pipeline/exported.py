@@ -44,13 +44,13 @@ class ExportedProgram(msgspec.Struct, frozen=True):
     """A program of a stage as plain data.
 
     Args:
-        work: what it is.
+        work: kind of task, stage and slice that it runs.
         axes: the mesh that it runs on.
         reads: its arguments, after the number of the microbatch.
         results: its results.
-        code: what `jax.export` wrote.
+        code: bytes of `jax.export`.
         donated: indices of those of ``reads`` whose buffers become results.
-        compiler_options: what XLA is told.
+        compiler_options: (name, value) of options of XLA.
     """
 
     work: Work
@@ -71,7 +71,7 @@ def export_program(
         program: from `stage_programs`.
         axes: sizes of the mesh axes of its stage.
         platform: jax's name of the devices that will run it: "cpu", "cuda", "tpu".
-        given_up: values that nobody uses when it has run; see `autopar.lower.pipeline.stage_program.given_up`.
+        given_up: values that nobody uses when it has run; their buffers are donated.
     """
     function, given = prepared(program, axes)
     code = export.export(function, platforms=[platform])(*given).serialize()

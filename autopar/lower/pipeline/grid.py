@@ -26,13 +26,13 @@ class OneProgramError(ClusterError):
 
 @dataclass(frozen=True)
 class Grid:
-    """Devices of all workers.
+    """One mesh over the devices of all workers, whose axes the meshes of stages are made of.
 
     Args:
         axes: (name, size), major first.
         devices: indices of the cluster's devices, in that order.
         workers: by worker the first of its places in ``devices``, and how many it has.
-        parts: by shape of a stage's mesh what its axes are called here, major first.
+        parts: for each mesh of a stage the axes of the grid that each of its axes is made of, major first.
     """
 
     axes: Axes
@@ -55,7 +55,7 @@ class Grid:
         raise AssertionError(f"{count} devices are no run of {self.axes}")
 
     def layout(self, stage: Axes, layout: Layout) -> Layout:
-        """A layout over the axes of a stage's mesh, over those of the grid.
+        """The layout over the axes of the grid that a layout over the axes of a stage's mesh is.
 
         Args:
             stage: the axes of the stage's mesh.
@@ -83,7 +83,7 @@ class Grid:
 
 
 def grid_of(workers: Sequence[tuple[int, ...]], meshes: Sequence[Sequence[Axes]]) -> Grid:
-    """The grid of some workers.
+    """The mesh over the devices of all workers.
 
     Args:
         workers: indices of the devices of each.

@@ -31,12 +31,12 @@ _JOINS = {"sum": jnp.add, "max": jnp.maximum, "min": jnp.minimum}
 
 @dataclass(frozen=True, eq=False)
 class OneProgram:
-    """The body of a step on one device.
+    """A step of a pipeline on one device, where all stages are one XLA program.
 
     Args:
-        rounds: what is done when.
+        rounds: what each worker runs and sends, round by round.
         programs: the stages' programs by work.
-        tables: by worker the ways from one layout to another over its axes.
+        tables: by worker the cheapest resharding paths between layouts over its axes.
         grid: the devices of all workers.
         meshes: axes of the mesh of each stage.
         results: values that are results.
@@ -58,7 +58,7 @@ class OneProgram:
 
     @cached_property
     def begin(self) -> tuple[int, ...]:
-        """Slots that some worker has something in when the step begins."""
+        """Numbers of the slots (arrays that every device has room for) in which some worker has a value at first."""
         return tuple(sorted({n for t in self.rounds.start for n in t.values()}))
 
     @cached_property
@@ -133,7 +133,7 @@ class OneProgram:
         return received
 
     def _moved(self, worker: int, type: TensorType, layout: Layout, wanted: Layout, piece: Any) -> Any:
-        """A piece of a value on a worker in another layout."""
+        """A shard of a value on a worker in another layout."""
         if layout == wanted:
             return piece
         tables = self.tables[worker]
@@ -253,7 +253,7 @@ class OneProgram:
 
 
 def unpacked(flat: Any, sharded: ShardedType, sizes: Mapping[str, int]) -> Any:
-    """A device's piece of a value from the slot that it lies in.
+    """A device's shard of a value from the slot that it lies in.
 
     Args:
         flat: what the slot holds.

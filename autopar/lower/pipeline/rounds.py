@@ -54,18 +54,18 @@ class ShardedType:
         return "u32" if self.is_key else self.type.dtype
 
     def size(self, sizes: Mapping[str, int]) -> int:
-        """Numbers of a device's piece."""
+        """Numbers of a device's shard."""
         return math.prod(self.shape(sizes)) * self.words
 
     def over(self, axes: Axes) -> ShardedType:
-        """The same as it lies on a worker that has these axes: whole over all others."""
+        """The type on a worker whose devices have these axes alone: whole over all others."""
         names = {a for a, _ in axes}
         dims = tuple(tuple(a for a in dim if a in names) for dim in self.layout.dims)
         partial = tuple(a for a in self.layout.partial if a in names)
         return ShardedType(self.type, Layout(dims, partial, self.layout.reduce if partial else "sum"))
 
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """Shape of a device's piece."""
+        """Shape of a device's shard."""
         return self.layout.local_shape(self.type.shape, sizes)
 
 
@@ -88,12 +88,12 @@ class BufferCopy:
 
 @dataclass(frozen=True)
 class RoundMessage:
-    """A value on its way between two rounds.
+    """A value that a worker sends to another between two rounds.
 
     Args:
         exchange: number of the permute that carries it.
-        key: what it is where it arrives, or where it is sent from.
-        sharded: how it lies on its way.
+        key: key of the value at the receiver, or at the sender if nothing is received.
+        sharded: its type and layout while it is sent.
     """
 
     exchange: int
@@ -109,8 +109,8 @@ class WorkerRound:
         arrivals: messages of the round before.
         instructions: in order; at most one of them runs a program.
         sends: messages for the next round.
-        before: slot of each value when the round begins, without arrivals.
-        after: slot of each value when it ends.
+        before: number of the buffer of each value when the round begins, without arrivals.
+        after: number of the buffer of each value when it ends.
     """
 
     arrivals: tuple[RoundMessage, ...]
@@ -122,12 +122,12 @@ class WorkerRound:
 
 @dataclass(frozen=True)
 class Permute:
-    """A permute between two rounds.
+    """A collective-permute between two rounds, by which workers send each other values.
 
     Args:
         pairs: (sender, receiver), each worker once at most on either side.
-        dtype: of all of them.
-        size: elements of the longest.
+        dtype: of all values.
+        size: elements of the longest value; shorter ones are padded.
     """
 
     pairs: tuple[tuple[int, int], ...]
@@ -137,7 +137,7 @@ class Permute:
 
 @dataclass(frozen=True)
 class Round:
-    """A round: the turn of each worker, and the permutes after it."""
+    """A round: what each worker does in it, and the collective-permutes after it."""
 
     worker_rounds: tuple[WorkerRound, ...]
     exchanges: tuple[Permute, ...]
@@ -145,10 +145,10 @@ class Round:
 
 @dataclass(frozen=True)
 class Rounds:
-    """A step in rounds.
+    """A step of a pipeline as one program: in each round every worker runs one task at most, then all exchange values.
 
     Args:
-        slots: (dtype, elements) of each.
+        slots: (dtype, elements) of the buffers that every device has.
         rounds: in order.
         start: by worker the slot of each value when the step begins.
         end: likewise when it ends.

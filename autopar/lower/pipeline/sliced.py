@@ -45,7 +45,7 @@ from autopar.stages.parts import StageValue
 
 @dataclass(frozen=True, eq=False)
 class SlicedStage:
-    """The loop over microbatches of one stage, in slices.
+    """The loop over microbatches of one stage, of which each pass runs one slice of the tokens at a time.
 
     Args:
         stage: its number.
@@ -317,7 +317,7 @@ _FURTHER: Mapping[str, Primitive] = MappingProxyType(
 
 
 def bound_slice(bound: BoundGraph, sliced: SliceGraph) -> BoundGraph:
-    """Data for running a slice's graph.
+    """A slice's graph with the primitives and parameters that jax binds to run its operators.
 
     Args:
         bound: the whole graph.

@@ -100,7 +100,7 @@ class _OnDemand(Sequence[Item]):
 
 @dataclass(eq=False)
 class TracedStages:
-    """See `autopar.search.source.StageSource`. Remembers what it was asked.
+    """A traced step that can be cut into microbatches and pipeline stages, and remembers each cut.
 
     Args:
         step: the whole step.
@@ -140,7 +140,7 @@ class TracedStages:
     def slice(self, count: int, members: Sequence[Sequence[str]]) -> Sliced:
         """The step cut into stages, each formed when it is asked for.
 
-        Of isomorphic stages one is traced; the others are it under other names.
+        Of isomorphic stages one is traced; the others get its graph with other names.
         """
         cut = self._cut(count, members)
         stages = range(len(cut.parts))
@@ -162,11 +162,23 @@ class TracedStages:
         return Sliced(cut.map, (cut.parts[stage],), (graph,), (origins,))
 
     def in_form(self, members: Sequence[Sequence[str]], stage: int, form: StepForm) -> Graph:
-        """The graph of one stage in a form."""
+        """The graph of one stage of the step cut into stages.
+
+        Args:
+            members: by stage the ids of its operators of the forward pass.
+            stage: number of the stage.
+            form: microbatches, recomputation with the ends of its layers, and other techniques.
+        """
         return self._planned(self._cut(form.microbatches, members), stage, form)[0]
 
     def updates_in_backward(self, count: int, members: Sequence[Sequence[str]], stage: int) -> bool:
-        """Whether the backward loop of a stage may update its layers."""
+        """Whether the backward loop over a stage's layers may update them.
+
+        Args:
+            count: number of microbatches.
+            members: by stage the ids of its operators of the forward pass.
+            stage: number of the stage.
+        """
         return self._updated(self._cut(count, members), stage) is not None
 
     def stage_graph(self, members: Sequence[Sequence[str]], stage: int, form: StepForm) -> StageGraph:
@@ -391,7 +403,7 @@ def updated_parts(graph: Graph, microbatching: Microbatching, parts: StageParts)
 
 
 def with_update(stage: StageGraph) -> StageGraph:
-    """A stage of `updated_parts` whose backward loops over layers update them."""
+    """A stage whose backward loops over layers update the layers."""
 
     def run(body: BoundGraph, env: dict[str, Any], recorder: Recorder) -> Mapping[str, Any]:
         return with_layer_loops(body, backward_updates(body.graph).loops, env, recorder)

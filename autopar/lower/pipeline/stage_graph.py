@@ -133,7 +133,7 @@ def rewritten(stage: StageGraph, run: RunGraph) -> StageGraph:
 
     Args:
         stage: the stage.
-        run: runs it, under the marks of the recorder.
+        run: from a graph, the arrays of its inputs and the recorder of scopes to the arrays of all its values.
     """
     bound = stage.program
     shapes = [jax.ShapeDtypeStruct(i.type.shape, jax_dtype(i.type.dtype)) for i in stage.graph.inputs]
@@ -142,11 +142,11 @@ def rewritten(stage: StageGraph, run: RunGraph) -> StageGraph:
 
 
 def with_body(stage: StageGraph, run: RunGraph) -> StageGraph:
-    """A stage whose loop over microbatches has another body with the same values; ``stage`` itself without a loop.
+    """A stage whose loop over microbatches computes its values in another way; ``stage`` itself without a loop.
 
     Args:
         stage: the stage.
-        run: runs the new body, under the marks of the recorder.
+        run: from the body, the arrays of its inputs and the recorder of scopes to the arrays of all its values.
     """
     op = next(filter(is_stage_loop, stage.graph.operators), None)
     if op is None:

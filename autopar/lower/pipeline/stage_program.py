@@ -70,17 +70,17 @@ class Port:
         return (*self.type.shape[:at], terms, *self.type.shape[at:])
 
     def local_bytes(self, sizes: Mapping[str, int]) -> int:
-        """Bytes of one device's piece, on the device."""
+        """Bytes of one device's shard, on the device."""
         return 0 if self.host else self.layout.local_bytes(self.type, sizes)
 
     def enter(self, array: Any) -> Any:
-        """The device's piece inside a program, of what `leave` made."""
+        """The device's shard inside a program, of what `leave` made."""
         if not self.layout.partial:
             return array
         return array[:, 0] if self.stacked else array[0]
 
     def leave(self, array: Any) -> Any:
-        """A device's piece as it leaves a program."""
+        """A device's shard as it leaves a program."""
         terms = array[:, None] if self.stacked else array[None]
         laid_out = terms if self.layout.partial else array
         return to_host(laid_out) if self.host else laid_out
@@ -91,13 +91,13 @@ class StageProgram:
     """One program of a stage, for any mesh of its shape.
 
     Args:
-        work: what it is.
+        work: kind of task, stage and slice that it runs.
         reads: its arguments.
         writes: its results.
         accumulates: further results: what this microbatch contributes, with how contributions are joined.
-        on_device: (number of the microbatch, local pieces of ``reads``, which piece the device's is) -> local pieces of
+        on_device: (number of the microbatch, local shards of ``reads``, which shard the device's is) -> local shards of
             the results.
-        compiler_options: what XLA is told.
+        compiler_options: options of XLA by name.
     """
 
     work: Work
@@ -172,7 +172,7 @@ def given_up_by_all(program: Program, stages: Sequence[Sequence[int]], work: Wor
     """Values that no worker which runs a work uses again when it has run it.
 
     Args:
-        program: see `given_up`.
+        program: instruction lists that `autopar.schedule.verify` accepts.
         stages: by worker the stages that it holds.
         work: of one of them.
     """

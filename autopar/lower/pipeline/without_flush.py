@@ -53,7 +53,7 @@ def lower_without_flush(
     """Programs of ``plan``, whose stages update each for itself, and what its calls carry out.
 
     Args:
-        step: as of `autopar.lower.pipeline.build.lower_pipeline`.
+        step: the step that the plan was made for: not in microbatches, its stacks taken apart as the plan says.
         plan: a plan with several stages.
         arguments: names of the step's inputs that a call brings; the others are constants.
         platform: jax's name of the kind of devices.

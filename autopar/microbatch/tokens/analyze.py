@@ -103,7 +103,7 @@ def analyze_from(graph: Graph, start: TokenStart) -> TokenSlicing:
         start: what is known.
 
     Raises:
-        SliceError: as `analyze_tokens`.
+        SliceError: a position reads later ones.
     """
     transposed: set[str] = set()
     for _ in range(_ROUNDS):

@@ -36,18 +36,18 @@ _NOT: Mapping[Fill, Fill] = MappingProxyType({"one": "zero", "zero": "one"})
 
 
 def fill_of_number(value: float) -> Fill:
-    """The kind of a number; a truth value is 0 or 1."""
+    """The class of a number: "zero", "one", "low" or "high" as masks have them, else "any"; a truth value is 0 or 1."""
     if value in (0, 1):
         return "one" if value else "zero"
     return "low" if value <= -MASKED else "high" if value >= MASKED else "any"
 
 
 def combined(op: Operator, fills: Sequence[Fill]) -> Fill:
-    """The kind of the result of an operator that treats entries one by one.
+    """Class ("zero", "one", "low", ...) of the result of an elementwise operator, from those of its operands.
 
     Args:
         op: an operator.
-        fills: the kinds of its operands.
+        fills: classes of its operands.
     """
     name, first = op.primitive, fills[0]
     if name in _MOVES or name in ("convert_element_type", "max", "min", "concatenate", "or", "and"):
@@ -112,12 +112,12 @@ _SAME = frozenset({"convert_element_type", "copy", "optimization_barrier", "redu
 
 @dataclass(frozen=True)
 class Fact:
-    """Facts about a value.
+    """Known elements of a value that does not depend on the batch, as of a causal mask.
 
     Args:
         slope: by dim how much an element is larger than the one before; None: it is no affine function of positions.
         base: the first element, where ``slope`` is known.
-        fills: by (dim, other dim) what all elements are whose position in the other is later.
+        fills: by (dim, other dim) the value of all elements above the diagonal of the two: "zero", "low", ...
     """
 
     slope: tuple[float, ...] | None = None
@@ -125,7 +125,7 @@ class Fact:
     fills: tuple[tuple[tuple[int, int], Fill], ...] = ()
 
     def fill(self, rows: int | None, keys: int | None) -> Fill:
-        """Kind of the elements of ``rows`` with later ``keys``; dims that the value does not have are None."""
+        """Value of all elements whose position in ``keys`` is later than in ``rows``; dims that it lacks are None."""
         if self.slope is not None and not any(self.slope):
             return fill_of_number(self.base)
         return "any" if rows is None or keys is None else dict(self.fills).get((rows, keys), "any")

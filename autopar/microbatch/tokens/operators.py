@@ -27,9 +27,8 @@ class Given:
 
     Args:
         types: shape and dtype of each operand.
-            states: for each operand its dims of tokens, and whether a slice has its own positions or all up to them;
-            None for
-            literals.
+        states: for each operand its dims of tokens, and whether a slice has its own positions or all up to them; None
+            for literals.
         facts: for each operand what is known of its elements, as that later positions are 0; None where nothing is.
         backward: whether slices run from the last to the first.
         tokens: positions of a sequence.
@@ -50,7 +49,7 @@ class Given:
         backward: bool,
         tokens: int,
     ) -> Given:
-        """The view of an operator of a graph."""
+        """The operands of an operator of a graph."""
         return Given(
             graph.operand_types(op),
             tuple(None if isinstance(o, Literal) else states[o] for o in op.operands),
@@ -61,12 +60,12 @@ class Given:
 
 
 def operator_slice(op: Operator, given: Given, transposed: set[str]) -> OperatorSlice | None:
-    """Slice of ``op``, of which some operand is not a whole value; None where it cannot run on one.
+    """How ``op`` runs on one slice of tokens, where some operand has dims of tokens; None where it cannot.
 
     Args:
         op: an operator without regions.
         given: what is known of its operands.
-        transposed: products whose rows and keys are the other way round; what is found out is put in.
+        transposed: ids of products whose rows and keys a later mask has shown to be swapped; more are added.
     """
     if op.effects or op.regions:
         return None
@@ -97,10 +96,10 @@ def operator_slice(op: Operator, given: Given, transposed: set[str]) -> Operator
 
 
 def spread_slice(op: Operator, given: Given) -> OperatorSlice | None:
-    """Slice of an operator that is linear in its rows, with zeros for all other positions.
+    """How an operator that is linear in its rows runs on one slice of tokens, with zeros for all other positions.
 
-    Its results are terms of sums over the slices: gradients of the first rows of a table of positions. None where it
-    is not linear in them.
+    Its results are terms of sums over the slices: gradients of the first rows of a table of positions. None where it is
+    not linear in them.
     """
     rows = [s is not None and s.rows is not None and s.keys is None and not s.terms for s in given.states]
     states = tuple(TokenState(terms="sum") if r else s for r, s in zip(rows, given.states, strict=True))

@@ -67,17 +67,17 @@ def check_lengths(lengths: Sequence[int], tokens: int) -> TokenSlices:
 
 
 def rows_of(name: str, k: int) -> str:
-    """The name of what slice k has of a value."""
+    """Name of the rows of a value that slice k has."""
     return f"{name}[{k}]"
 
 
 def spread_of(name: str, k: int) -> str:
-    """The name of what slice k has of a value, with zeros for all other positions: a term of the whole value."""
+    """Name of the rows of a value that slice k has, with zeros for all other positions: a term of the whole value."""
     return f"{name}[spread by {k}]"
 
 
 def owed_to(name: str, k: int) -> str:
-    """The name of what slices from k on owe to all earlier ones of a value."""
+    """Name of the terms of a value that slices from k on have computed for earlier ones, as gradients of keys."""
     return f"{name}[owed by {k}]"
 
 
@@ -227,7 +227,7 @@ class _Builder:
             return rows
         type = self.slices.size(self.whole.types[name], TokenState(keys=there.rows), self.k)
         before = self.slices.start(self.k)
-        return self._between(name, f"{name}[behind {before}]", before, 0, type)
+        return self._between(name, f"{name}[after {before}]", before, 0, type)
 
     def _between(self, name: str, result: str, before: int, after: int, type: TensorType) -> str:
         """The slice's rows of a value between zeros for so many positions."""

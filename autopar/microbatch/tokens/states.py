@@ -18,9 +18,9 @@ class TokenState:
     Args:
         rows: the dim of which it has its own positions; None: no dim is one of tokens.
         keys: the dim of which it has all positions up to its own last one.
-        fill: what the entries of ``rows`` with later ``keys`` are; of values with both.
+        fill: value of the entries whose key is later than their row, as 0 of masked scores; of values with both dims.
         terms: how the values of all slices are reduced ("sum", "max" ..); "" for a value that is no term.
-        product: the operator that made rows and keys of values of tokens, as long as no mask said which are which.
+        product: id of the product that made scores, as long as no mask has shown which of its dims are rows.
     """
 
     rows: int | None = None
@@ -41,7 +41,7 @@ class TokenState:
 
     @property
     def turned(self) -> TokenState:
-        """The same with rows and keys in each other's place."""
+        """The state with rows and keys swapped, as of a transposed product."""
         return TokenState(self.keys, self.rows, "any", self.terms, self.product)
 
 

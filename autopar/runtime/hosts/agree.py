@@ -29,7 +29,7 @@ Fact = tuple[str, str]
 WAIT_VARIABLE = "AUTOPAR_WAIT_S"
 _WAIT_S = 120.0
 #: Process 0 answers so much later than it gives up waiting, at most.
-_SLACK_S = 5.0
+_MARGIN_S = 5.0
 #: So often is looked whether all processes are still there while one is waited for.
 _POLL_S = 1.0
 
@@ -202,7 +202,7 @@ class Agreement:
         return verdict
 
     def _verdict(self) -> _Verdict:
-        return msgspec.msgpack.decode(self._get("verdict", self.limit_s + _SLACK_S), type=_Verdict)
+        return msgspec.msgpack.decode(self._get("verdict", self.limit_s + _MARGIN_S), type=_Verdict)
 
     def _missing(self, processes: Sequence[int]) -> ProcessLostError:
         names = ", ".join(map(str, processes))

@@ -79,7 +79,7 @@ class Beginning:
 
 @dataclass(frozen=True, eq=False)
 class WorldPipeline(LoadedStep):
-    """A compiled pipeline of several processes; see `autopar.runtime.loaded.LoadedProgram`.
+    """A pipeline on devices of several processes, compiled as one XLA program.
 
     Args:
         lowered: what it carries out.

@@ -17,7 +17,7 @@ from autopar._compat.world import serve
 
 #: Written by a process 0 that ends in order.
 _BYE = b"bye"
-#: Seconds that the service stays behind a process 0 that ended in order; more than `linger_s` behind one that did not.
+#: Seconds that the service outlives a process 0 that ended in order; more than `linger_s` for one that did not.
 _AFTER_BYE_S = 3.0
 _LINGER_S = 10.0
 _POLL_S = 0.2
@@ -57,7 +57,10 @@ def _say_bye(child: subprocess.Popen[bytes]) -> None:
 
 
 def main() -> None:
-    """Serves until the process that started it is gone; arguments as `start_service`, and that one's id."""
+    """Serves `jax.distributed` until some time after the process that started it is gone.
+
+    Arguments of the command line: address, processes, seconds of silence, seconds to linger, id of that process.
+    """
     address, processes, limit_s, linger_s, parent = sys.argv[1:]
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # who is told to end saves first, with the others

@@ -137,7 +137,7 @@ def _parts(ledger: Ledger, source: Pipelined, call: Call) -> tuple[list[_WorkerI
 
 
 def send_copies(session: Session, ledger: Ledger, function: Function, call: Call, options: RunOptions) -> None:
-    """Sends what a step reads and only the driver has, to the workers that read it; see `run_step`."""
+    """Sends what a step reads and only the driver has, to the workers that read it."""
     source = function.source
     given: list[dict[int, Any]] = [{} for _ in range(source.num_workers)]
     names: list[dict[int, str]] = [{} for _ in range(source.num_workers)]
@@ -204,7 +204,7 @@ def host_bytes(array: Any) -> int:
 
 
 def hold_arrays(session: Session, ledger: Ledger, names: Mapping[int, str], options: RunOptions) -> SnapshotOnWorkers:
-    """Has workers hold arrays for a checkpoint; see `fetch_arrays`.
+    """Has workers keep arrays for a checkpoint until they are written.
 
     Args:
         session: the workers.

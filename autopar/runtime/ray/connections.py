@@ -102,7 +102,7 @@ def serve_steps(
         address: of the driver's `StepLines`.
         credentials: what the connection begins with.
         process: number of this process.
-        step: runs one; see `WorkerHost.step`.
+        step: runs one, from its message and arrays to its result and small arrays.
     """
     connection = dial(address, credentials)
     connection.sendall(NUMBER.pack(process))
@@ -123,7 +123,7 @@ def _serve(connection: socket.socket, step: _StepFunction) -> None:
 
 
 class StepLines:
-    """The driver's end; calls and waits like a `WorkerGroup`.
+    """The driver's connections to worker processes, over which steps and their small arrays go without Ray.
 
     Args:
         credentials: what connections begin with.
@@ -154,7 +154,7 @@ class StepLines:
         return whole and all(_bytes(given) <= MOST_BYTES for _, given in arguments)
 
     def call(self, process: int, method: str, *args: Any) -> tuple[int, int]:
-        """Begins a step of a process; see `WorkerGroup.call`."""
+        """Begins a step of a process; returns a ticket for `wait`."""
         self._number += 1
         message, given = args
         with self._intact():

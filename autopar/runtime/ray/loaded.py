@@ -45,7 +45,9 @@ class LoadedFunction:
 
         Args:
             start: what lies here.
-            before, after: see `Worker.run`; of AMPNet passes are counted, and nothing is called after them.
+            before, after: called with the number of each instruction before and after it. Of AMPNet ``before`` is
+            called with
+                the number of passes, and ``after`` is not called.
             order: letters of passes in the order that they are to have; empty takes the first that can run, backward
                 ones first.
 

@@ -42,7 +42,7 @@ _CALLS = 20
 
 @dataclass(frozen=True)
 class LinkCase:
-    """Transfers to time; see `autopar.runtime.transport.exchange`."""
+    """Transfers between workers that are timed."""
 
     how: How
     workers: tuple[int, ...]

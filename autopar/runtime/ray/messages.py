@@ -183,7 +183,7 @@ class StepRequest(msgspec.Struct, frozen=True):
         deadline_s: seconds that it may take.
         timed: whether times of instructions are measured, for which the worker waits for every program.
         tell_size: results of up to this many elements are told with the answer.
-        order: of AMPNet's passes, see `autopar.runtime.ampnet`; empty leaves it to what arrives.
+        order: of AMPNet's passes, as letters; empty takes the first that can run.
     """
 
     function: int
@@ -337,7 +337,7 @@ class Connect(msgspec.Struct, frozen=True):
 
 
 class TransferRequest(msgspec.Struct, frozen=True):
-    """Timed transfers; see `autopar.runtime.transport.exchange`.
+    """Asks workers to send arrays to each other and time it.
 
     Args:
         how: what is done.

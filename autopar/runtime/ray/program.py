@@ -121,7 +121,7 @@ class RemoteProgram(LoadedStep):
         Args:
             placed: inputs as `match` or `place_all` made them.
             leaves: what they were made from; donated ones are deleted.
-            timed: whether each instruction is timed, see `timeline`.
+            timed: whether each instruction is timed, for `timeline`.
 
         Returns handles to the results.
         """
@@ -226,7 +226,7 @@ class _RemoteExecutables:
 
 
 def deployed(split_step: SplitStep, lowered: LoweredPipeline, cluster: RayCluster) -> Deployment:
-    """A pipeline and the processes for it, of a step as it was lowered; see `deployment_of`."""
+    """A lowered pipeline with the Ray processes that run it."""
     graph = split_step.step.graph
     axes = tuple(lowered.mesh_axes(s) for s in range(lowered.plan.num_stages))
     source = pipelined(
@@ -236,7 +236,7 @@ def deployed(split_step: SplitStep, lowered: LoweredPipeline, cluster: RayCluste
 
 
 def deployment_of(source: Pipelined, lowered: LoweredPipeline, cluster: RayCluster) -> Deployment:
-    """A step and the processes for it.
+    """A lowered pipeline with the Ray processes that run it.
 
     Args:
         source: the step.

@@ -121,7 +121,11 @@ def pipelined(
     """A pipeline with a flush, whose step begins with its inputs and ends with its outputs.
 
     Args:
-        program, programs, axes, inputs, batch: see `Pipelined`.
+        program: the instruction lists.
+        programs: of all stages.
+        axes: mesh axes of each stage.
+        inputs: inputs of the step.
+        batch: for each input that is cut into microbatches its dim, by name.
         num_outputs: number of the step's outputs.
     """
     places = places_of_inputs(program, inputs, batch)

@@ -21,7 +21,7 @@ def ray_cluster(address: str | None, options: RayOptions) -> RayCluster:
         options: how workers are started and used.
 
     Raises:
-        ClusterError: ray is not installed, or see there.
+        ClusterError: ray is not installed, does not start, or has too few machines.
     """
     where = address or os.environ.get("RAY_ADDRESS")
     missing = ClusterError(

@@ -1,7 +1,7 @@
 """Connections between processes of one cluster: who may connect, and what those cost who may not.
 
-A connection begins with a secret, behind TLS where the credentials have a certificate. Until the secret was read it has
-a deadline, and there are a bounded number of such connections, of which the oldest gives way.
+A connection begins with a secret, inside of TLS where the credentials have a certificate. Until the secret was read it
+has a deadline, and there are a bounded number of such connections, of which the oldest gives way.
 """
 
 from __future__ import annotations

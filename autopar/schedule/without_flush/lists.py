@@ -44,7 +44,7 @@ STATE, METRICS, SHARED = 0, 1, 2
 
 @dataclass(frozen=True)
 class StaleFlow:
-    """A pipeline without a flush; stage s is on worker s.
+    """Dataflow of an asynchronous pipeline with versions of weights; stage s is on worker s.
 
     Args:
         dataflow: its works; the update has the parts `STATE`, `METRICS` and `SHARED`.
@@ -143,7 +143,7 @@ def _is_shared(dataflow: Dataflow, name: str) -> bool:
 
 @dataclass(frozen=True)
 class Window:
-    """Tasks of all workers in one call, or in a drain.
+    """Instructions of all workers in one call of an asynchronous pipeline, or in the drain that ends it.
 
     Args:
         workers: their lists.
@@ -170,7 +170,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Windows:
-    """Lists of all calls.
+    """Instruction lists of all calls of an asynchronous pipeline.
 
     Args:
         flow: what they carry out.

@@ -135,7 +135,7 @@ def flushes(schedule: object) -> bool:
 
 
 def no_flush_text(schedule: str) -> str:
-    """The lack of a schedule without a flush where an update takes a value of several stages."""
+    """Sentence on why a schedule without a flush cannot run where an update takes a value of several stages."""
     return f"schedule {schedule} has no moment at which all stages are through"
 
 

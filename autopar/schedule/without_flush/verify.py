@@ -22,7 +22,7 @@ from autopar.schedule.without_flush.lists import METRICS, SHARED, STATE, StaleFl
 
 @dataclass(frozen=True)
 class StaleAudit:
-    """Facts of the lists.
+    """Versions read and held, microbatches in flight and updates by an asynchronous pipeline's instruction lists.
 
     Args:
         reads: (pass, stage, microbatch) -> version that it reads; of stages whose passes read state.

@@ -57,7 +57,9 @@ def skips_masked(
 def dealt(
     mesh: LogicalMesh, strategy: Strategy, op: Operator, types: Sequence[TensorType]
 ) -> Iterator[tuple[int, int]]:
-    """(operand, bytes) of the messages that deal tokens out and bring results home; of a result the first operand.
+    """Messages of causal ring attention that deal tokens to devices in another order, so that each has as much work.
+
+    (operand, bytes) of each message; a message of a result has the first operand.
 
     Args:
         mesh: the logical mesh.
@@ -96,7 +98,15 @@ def attention_s(
 def workspaces(
     cost: CostModel, mesh: LogicalMesh, op: Operator, strategies: Sequence[Strategy], types: Sequence[TensorType]
 ) -> NDArray[np.float64]:
-    """Bytes a device that attention in blocks needs while it runs, by strategy; arguments as of `attention_s`."""
+    """Bytes a device that attention in blocks needs while it runs, by strategy.
+
+    Args:
+        cost: what things cost.
+        mesh: the logical mesh.
+        op: an operator of attention.
+        strategies: its strategies.
+        types: of its operands.
+    """
 
     def of(s: Strategy) -> int:
         shapes = _shapes(mesh, s, types)

@@ -32,7 +32,7 @@ class TimedCollectives:
     Args:
         sent: as the stack of the cluster sends them.
         exposed_s: of each the seconds that nothing hides.
-        listed: before the stack joins any: what `schedules` takes.
+        listed: all collectives before the stack combines any.
         matmuls: by product that runs in blocks of which tensor they travel.
         longer_s: by such a product the seconds a step that it takes longer in blocks, if nothing waits.
     """
@@ -79,7 +79,7 @@ def timed_collectives(
     sent: Sequence[PricedCollective],
     thresholds: Thresholds | None = None,
 ) -> TimedCollectives:
-    """The collectives of a choice, those of products in blocks as messages.
+    """The collectives of a choice; a collective matmul's are messages between the blocks of its product.
 
     Args:
         problem: what was planned; its request says which products may run in blocks.

@@ -23,7 +23,7 @@ from autopar.sharding.routes import Routes
 
 @dataclass(frozen=True, slots=True)
 class MatmulBlock:
-    """The message before one block of a product that runs in blocks, or after one.
+    """A message of a collective matmul, before or after the product of one block.
 
     Args:
         product: id of the product.
@@ -189,8 +189,7 @@ def combined(
     """Groups of two or more collectives of one region that are sent as one message, as XLA's combiners do.
 
     Collectives between the same two tasks are a chain: each reads the result of the one before. No two of a chain are
-    in
-    one group.
+    in one group.
 
     Args:
         thresholds: bytes of a message up to which gathers, and other collectives, are combined.

@@ -183,9 +183,9 @@ def _connect_input(b: Builder, value: ValueDraft, readers: Readers) -> None:
 
 
 def firsts(uses: Sequence[Use], by_phase: bool) -> list[First]:
-    """Each use with the choices of its node for which no use before it wants the same layout; None where that is all.
+    """For each use of a value the strategies of its node under which no earlier use wants the same layout.
 
-    One conversion serves both where they do.
+    One conversion serves uses that want the same layout. None stands for all strategies.
 
     Args:
         uses: of one value.

@@ -50,7 +50,7 @@ def edges(
     types: Sequence[TensorType],
     there: Collection[int] = (),
 ) -> Iterator[NeighbourMessage]:
-    """The messages of one run of an operator.
+    """Messages between neighbours (halo exchange) of one run of an operator, as of a convolution split along an image.
 
     Args:
         cost: what things cost.
@@ -58,7 +58,7 @@ def edges(
         strategy: of the operator.
         op: the operator.
         types: of its operands.
-        there: operands whose edges are there already.
+        there: operands whose halos an earlier operator has received.
     """
     for operand in sorted({e.operand for e in strategy.exchanges}.difference(there)):
         type = types[operand]
@@ -87,7 +87,10 @@ def exchanged(strategy: Strategy, operand: int) -> Exchanged:
 
 
 class SharedEdges:
-    """The first receiver of a value's edges, by value and, where passes share nothing, by pass."""
+    """For each value the operator that received its halos first, which later operators read too.
+
+    Where the forward and the backward pass share nothing there is one for each pass.
+    """
 
     def __init__(self) -> None:
         self.first: dict[tuple[str, str], tuple[int, int]] = {}
@@ -125,7 +128,7 @@ class SharedEdges:
 
 
 def there_already(sites: Sequence[SiteDraft], site: SiteDraft, choice: Sequence[int]) -> frozenset[int]:
-    """Operands of an operator whose edges an earlier one had from neighbours.
+    """Operands of an operator whose halos an earlier operator has received from neighbours.
 
     Args:
         sites: of all operators.

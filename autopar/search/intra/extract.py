@@ -34,7 +34,7 @@ _SHOWN_OPERATORS = 4
 
 @dataclass(frozen=True)
 class Sharding:
-    """Records of a choice for the plan.
+    """The sharding that a choice of strategies means, as records of the plan.
 
     Args:
         inputs: layout of each top-level input by name.
@@ -46,7 +46,7 @@ class Sharding:
         communication_s: seconds of collectives a step.
         exposed_s: of them, those that computation does not hide.
         memory: bytes a device at the fullest time, by kind.
-        choices: reasons, in the order of the operators.
+        choices: why each operator is split as it is, in the order of the operators.
         work_times: seconds a step by kind of work, where there is a loop over microbatches.
         activation_bytes: bytes a device that the forward pass of one microbatch leaves for the backward pass.
         hosted: inputs that lie in host memory between updates.
@@ -100,7 +100,7 @@ def extract(
     choice: Sequence[int],
     thresholds: Thresholds | None = None,
 ) -> Sharding:
-    """Turns ``choice`` into the plan's records.
+    """The sharding that ``choice`` means, as records of the plan.
 
     Args:
         problem: what was planned.

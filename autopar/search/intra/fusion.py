@@ -61,7 +61,7 @@ def growth_of(cluster: Cluster) -> float:
 
 @dataclass
 class JoinedKernels:
-    """Begin of the kernels that made the values so far.
+    """When the kernel began in which each value so far is computed.
 
     Args:
         begins: by key of a value that a kernel hands on as it computes it, the time of that kernel's beginning.
@@ -70,7 +70,13 @@ class JoinedKernels:
     begins: dict[str, int] = field(default_factory=dict)
 
     def begin(self, op: Operator, keys: Iterable[str], time: int) -> None:
-        """Notes that a product begins a kernel; arguments as of `read`."""
+        """Notes that a product begins a kernel, which elementwise operators after it may join.
+
+        Args:
+            op: the operator.
+            keys: of its results.
+            time: of the operator.
+        """
         if op.primitive in DENSE_CONTRACTIONS:
             self.begins.update(dict.fromkeys(keys, time))
 
@@ -144,7 +150,7 @@ class UpdateStreams:
 
 
 def has_backward(graph: Graph) -> bool:
-    """Whether a graph computes gradients: then what is of no pass updates something with them."""
+    """Whether a graph has a backward pass; operators outside of both passes are then the update."""
     return any(
         phase_of(op) == "backward" or any(has_backward(region) for _, region in op.regions) for op in graph.operators
     )

@@ -229,7 +229,7 @@ def share_bytes(cluster: Cluster) -> float:
 
 
 def on_device(v: ValueDraft, bytes: Array) -> Array:
-    """``own``, the bytes of a value by strategy, where it lies on the device between updates; else 0."""
+    """``bytes``, those of a value by strategy, where it is in device memory between updates; else 0."""
     return np.where(v.hosted, 0.0, bytes) if v.hosted else bytes
 
 
@@ -298,7 +298,7 @@ def hosted(values: Mapping[str, ValueDraft], choice: Sequence[int]) -> frozenset
 
 
 def least_device_memory(problem: ChoiceProblem, usages: Sequence[UsageDraft]) -> float:
-    """The least bytes of device memory that would do, see `autopar.solver.memory.least_memory`.
+    """The least bytes of device memory with which some choice fits.
 
     What is kept on hosts is scaled by the limit. So for a larger limit the answer may be less: it is scaled to each
     answer until one holds. No answer is more than what would do, for a choice that fits the hosts fits that one.

@@ -48,7 +48,7 @@ ON_DEVICES = HostUpdate()
 def host_update(
     graph: Graph, state: frozenset[str], cost: CostModel, nested: frozenset[str] = frozenset()
 ) -> HostUpdate:
-    """The cheapest cut.
+    """The cheapest division of an update between devices and hosts: a minimum cut of its operators.
 
     Args:
         graph: a step.

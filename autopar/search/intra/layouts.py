@@ -156,7 +156,15 @@ class LayoutTable:
         targets: tuple[Layout, ...],
         weight: float,
     ) -> Array:
-        """The lesser of what `resharding` takes from ``stored`` and from ``used``, as long: a value is in both."""
+        """Seconds of resharding from the nearer of two layouts that a value exists in: ``stored[i]`` or ``used[i]``.
+
+        Args:
+            type: of the value.
+            stored: layouts in which it is stored.
+            used: layouts of its copies, as many.
+            targets: layouts that are wanted.
+            weight: how often a step.
+        """
         if stored is used:
             return self.resharding(type, stored, targets, weight)
         identity = (type, id(stored), id(used), id(targets), weight)

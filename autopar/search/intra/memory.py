@@ -47,7 +47,7 @@ def usages(
     layouts: LayoutTable,
     stop: int,
 ) -> list[UsageDraft]:
-    """All usages, in the order of the values."""
+    """The lifetime of each value and of each copy, with its bytes a device by strategy, in the order of the values."""
     roles = {i.name: i.role for i in problem.graph.inputs}
     lasting = _lasting(problem.graph) if problem.subproblem.other_stages else frozenset[str]()
     returned = {o.operand for o in problem.graph.outputs}

@@ -330,9 +330,16 @@ def timed(
     sent: Sequence[PricedCollective],
     thresholds: Thresholds | None = None,
 ) -> tuple[tuple[PricedCollective, ...], tuple[float, ...]]:
-    """The collectives as they are sent, and for each the seconds of it that no operator hides.
+    """The collectives as they are sent, and of each the seconds that no operator hides.
 
-    The latter add up to what the cores wait for. Arguments are those of `schedules`.
+    These seconds add up to the time in which devices wait.
+
+    Args:
+        cost: says what collectives take that are sent as one.
+        sharding_problem: from `build`.
+        choice: strategy of each node.
+        sent: all collectives of the choice, value by value.
+        thresholds: bytes up to which they are sent as one; None for those of the stack.
     """
     as_sent, shares = list(sent), [0.0] * len(sent)
     for of in schedules(cost, sharding_problem, choice, sent, thresholds).values():

@@ -39,7 +39,7 @@ _PASSES = ("forward", "backward")
 
 @dataclass(frozen=True, slots=True)
 class ProgramCost:
-    """Seconds a step, of devices or of the host that starts their kernels.
+    """Seconds a step by which the program of the cluster's stack differs from the traced step.
 
     Args:
         consumer: operator, or loop over microbatches, that they are counted with.
@@ -56,7 +56,7 @@ class ProgramCost:
 
 @dataclass(frozen=True)
 class Answer:
-    """A choice and what it needs.
+    """A choice of strategies with its collectives.
 
     Args:
         problem: what was planned.
@@ -116,7 +116,7 @@ class Answer:
         return float(site.seconds[self.choice[site.node]])
 
     def less(self, site: SiteDraft, share: float = 1.0) -> Iterator[ProgramCost]:
-        """A share of an operator that the program does without."""
+        """Costs below 0 of a share of an operator that the stack's program does not run."""
         yield ProgramCost(site.id, site.phase, -share * self.seconds(site))
         yield ProgramCost(site.id, site.phase, -share * self.start_s(site, site.phase), of="host")
 
@@ -130,7 +130,7 @@ class Answer:
 
     @cached_property
     def flow(self) -> StateFlow:
-        """Values that are of parameters."""
+        """Values that are computed from parameters alone, or are their gradients and updates."""
         return StateFlow.of(self.problem.graph)
 
     def is_of_activation(self, c: PricedCollective) -> bool:

@@ -232,7 +232,16 @@ def scan(b: Builder, walk: WalkGraph, graph: Graph, op: Operator, prefix: str, w
 
 
 def while_loop(b: Builder, walk: WalkGraph, graph: Graph, op: Operator, prefix: str, weight: float) -> None:
-    """Adds a while loop."""
+    """Adds a ``while`` operator and the operators of its regions to the integer program.
+
+    Args:
+        b: the program so far.
+        walk: edges from each operator to the readers of its results.
+        graph: the graph that has the operator.
+        op: the operator.
+        prefix: names of the enclosing regions, with which keys of values begin.
+        weight: how often a step runs the operator.
+    """
     loop = While.of(op)
     cond, body, cond_consts, body_consts = loop.cond, loop.body, loop.cond_consts, loop.body_consts
     region = _Region(b, op, prefix, weight, runs_inside(op, weight))
@@ -269,7 +278,16 @@ def while_loop(b: Builder, walk: WalkGraph, graph: Graph, op: Operator, prefix: 
 
 
 def cond(b: Builder, walk: WalkGraph, graph: Graph, op: Operator, prefix: str, weight: float) -> None:
-    """Adds a cond (jax calls a switch so as well): the first operand is the branch's index."""
+    """Adds a ``cond`` operator (jax's ``switch`` too) and those of its branches to the integer program.
+
+    Args:
+        b: the program so far.
+        walk: edges from each operator to the readers of its results.
+        graph: the graph that has the operator.
+        op: the operator.
+        prefix: names of the enclosing regions, with which keys of values begin.
+        weight: how often a step runs the operator.
+    """
     share = runs_inside(op, weight)
     region = _Region(b, op, prefix, weight, weight)
     id = region.id

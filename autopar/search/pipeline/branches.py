@@ -2,7 +2,7 @@
 
 Branches are found in the forward pass (`autopar.ir.independent`) by the seconds that each operator takes one device at
 its best. Groups of them are stages of their own, each on a part of the devices; what several need is a stage before
-them, what joins them a stage behind them, both on the devices of one of the groups. All groupings and submeshes are
+them, what joins them a stage after them, both on the devices of one of the groups. All groupings and submeshes are
 enumerated, and those of the least estimates are planned.
 """
 
@@ -317,7 +317,7 @@ def _in_more_microbatches(
 
         B + (T - B) / m
 
-    for what the others do before and behind it is that of one microbatch. Of each number the placement of the least
+    for what the others do before and after it is that of one microbatch. Of each number the placement of the least
     estimate is planned, with those whose stages have as many devices, which share its plans of stages: as long as it
     may be faster than all that is planned, and than the plan at hand.
 

@@ -225,13 +225,13 @@ def layers_of(
 def slicings(
     profiler: CostsOfLayers, stages: int, excesses: Sequence[float], every: bool = False
 ) -> Iterator[tuple[float, Slicing, Sequence[Submesh]]]:
-    """(excess, answer of the dynamic program within it, submeshes that its kinds are).
+    """Slicings by the dynamic program, each within a multiple of the memory: (multiple, slicing, its kinds of submesh).
 
     Args:
         profiler: of the layers.
         stages: their number.
-        excesses: times the memory there is that a slicing may take: the first with an answer is.
-        every: whether those of all others are too.
+        excesses: multiples of a device's memory; the first with a slicing is taken.
+        every: whether slicings of all other multiples are taken too.
     """
     problem, layers = profiler.problem, profiler.layers
     # Of isomorphic layers none wants more than its share of the devices.

@@ -59,7 +59,14 @@ def with_in_flight(stages: Sequence[Stage], parts: Sequence[PlanContent], sliced
 
 
 def stage_bytes(content: PlanContent, sliced: Sliced, table: Table, stage: int) -> int:
-    """Most bytes a device that a stage alone needs over a step; arguments as of `worker_bytes`."""
+    """Most bytes a device that a stage needs over a step, without other stages of its worker.
+
+    Args:
+        content: the plan of the stage.
+        sliced: the stages.
+        table: the schedule.
+        stage: its number.
+    """
     alone = {stage: _with_received(content, sliced, stage)}
     tasks = [t for w in table.workers_of_stage(stage) for t in memory_of_tasks(alone, table, w)]
     return max((t.during_bytes for t in tasks), default=0)

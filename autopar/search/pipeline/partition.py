@@ -380,7 +380,7 @@ _ROUNDING = 1e-9
 
 
 def even_stages(layers: Layers, stages: int) -> tuple[tuple[str, ...], ...]:
-    """Ids of the operators of the forward pass, by stage; FLOPs are dealt as `even_ends` says."""
+    """Ids of the operators of the forward pass, by stage; layers of about equal FLOPs."""
     ends = even_ends(layers.flops, stages)
     runs = zip((0, *ends), ends, strict=False)
     return tuple(tuple(id for layer in layers.members[a:b] for id in layer) for a, b in runs)

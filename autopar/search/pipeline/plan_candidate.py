@@ -189,7 +189,7 @@ def _may_take(pipeline: ScheduledStages, stage: int, tightest: int) -> bool:
     """Whether a stage may take the plan of the one of its kind with the most microbatches in flight.
 
     Where workers have one stage, those with less than half as many in flight are planned: they are next to the last,
-    and what they take longer is hidden behind few microbatches.
+    and what they take longer is hidden by few microbatches.
     """
     table = pipeline.table
     return not has_stage_a_worker(table) or 2 * in_flight(table, stage) >= in_flight(table, tightest)

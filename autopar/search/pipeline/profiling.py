@@ -44,7 +44,12 @@ from autopar.stages import Layers, StageMap
 
 @dataclass(frozen=True)
 class RecomputationCosts:
-    """A level of recomputation: ``loop_s`` and ``activation_bytes`` as in `LayerCosts`."""
+    """Costs of each layer at one level of recomputation; arrays by layer.
+
+    Args:
+        loop_s: seconds of one microbatch, forward and backward, what runs again included.
+        activation_bytes: bytes a device that one microbatch in flight keeps.
+    """
 
     loop_s: np.ndarray
     activation_bytes: np.ndarray

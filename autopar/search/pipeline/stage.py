@@ -324,7 +324,7 @@ class _Forms:
         if content is None or self.first.remat != "none" or is_small(pipeline.problem):
             return True
         again_s, unlimited_s = recomputed_s(self.placed, form.remat), content.search.unlimited_s or 0.0
-        # What hides behind computation is in a sum, and not in a step.
+        # Communication that computation hides is in a sum, and not in a step.
         most_s = pipeline.problem.policy.partition.near_best * self.cutoff_s
         return again_s < cost_of_limit_s(content) and unlimited_s + again_s < most_s
 
@@ -356,7 +356,7 @@ def limit_is_negligible(content: PlanContent, negligible: float) -> bool:
 
 
 def seconds_with_moves(content: PlanContent, cost: CostModel) -> float:
-    """Busy seconds a step of a stage, with what its microbatches' moves to the host take longer than the loop does."""
+    """Busy seconds a step of a stage; where moving activations to the host takes longer, the seconds of moving."""
     planned = content.stages[0]
     if not planned.form.activations_offloaded:
         return content.step_time

@@ -79,7 +79,13 @@ class PipelineSearch:
         return self.step.source
 
     def attempt(self, trial: PipelineTrial, cutoff_s: float, explain: bool) -> Plan | Bounded:
-        """The plan of a candidate; see `Trials`."""
+        """The plan of a candidate; `Bounded` where it does not stay below ``cutoff_s``.
+
+        Args:
+            trial: the candidate.
+            cutoff_s: seconds of a step.
+            explain: whether the error where it does not fit says the least memory that would do.
+        """
         problem, candidate = self.problem, trial.candidate
         problem.spend()
         name = "" if candidate.schedule is None else candidate.schedule.name

@@ -1,7 +1,7 @@
 """The whole step on the devices of one equal stage: how long so many stages take, and what fits.
 
 A pipeline of S equal stages runs each operator on D / S devices, and each device a share 1 / S of the operators. So a
-step that takes t where D / S devices run all of it, with what hides behind computing, takes in m microbatches
+step that takes t where D / S devices run all of it, with what computing hides, takes in m microbatches
 
     T = c (1 + (S - 1) / v) + (m - 1) b(c, v s) + 2 v f,    c = u t / (S m)
 
@@ -40,18 +40,19 @@ WHOLE_STEP = "the whole step on the devices of one stage with the bubble, an est
 
 @dataclass(frozen=True)
 class EqualStages:
-    """Seconds of so many equal stages, by relaxations in one number of microbatches or in two.
+    """Estimates the step time of a number of equal stages, by relaxations in one or two numbers of microbatches.
 
     Seconds without the bubble are taken to be affine in the number of microbatches, t(m) = a + b m with b at least 0:
     more of them start and send more often.
 
     Args:
-        stages: S.
-        meshes: those that the next relaxation is on: the likeliest before there is one, then that of the fastest.
-        estimates: (m, t / S) by rising m; where it is above what is of use, that.
-        uneven: u.
+        stages: number of stages.
+        meshes: meshes of a stage for the next relaxation: the likeliest before there is one, then that of the fastest.
+        estimates: (microbatches, seconds in which a stage does its share of the step), by rising microbatches. Seconds
+            above the cutoff are the cutoff.
+        uneven: ratio (>= 1) of the heaviest stage's work to an equal share.
         sends: by boundary the seconds of a message without bytes, and those of all bytes of a step in one direction.
-        is_beyond: whether it is in the fewest microbatches.
+        is_beyond: whether the estimate in the fewest microbatches is above the cutoff.
     """
 
     stages: int
@@ -80,13 +81,19 @@ class EqualStages:
         return EqualStages(stages, tuple(dict.fromkeys([*meshes, *near])), uneven=uneven, sends=_sends(problem, stages))
 
     def busy_s(self, count: int) -> float:
-        """t / S in ``count`` microbatches."""
+        """Seconds in which a stage does its share of the step in ``count`` microbatches, without the bubble."""
         (few, few_s), (many, many_s) = self.estimates[0], self.estimates[-1]
         slope_s = max(0.0, (many_s - few_s) / (many - few)) if many > few else 0.0
         return max(0.0, few_s + slope_s * (count - few))
 
     def step_s(self, count: int, chunks: int = 1, uneven: float | None = None) -> float:
-        """T; with ``chunks`` stages on each worker, of which the heaviest has ``uneven`` times its share."""
+        """Step time in 1F1B, or interleaved 1F1B.
+
+        Args:
+            count: number of microbatches.
+            chunks: stages on each worker.
+            uneven: ratio of the heaviest worker's work to an equal share; None for that of one stage on each worker.
+        """
         times = self.uneven if uneven is None else uneven
         each_s, slowest_s = times * self.busy_s(count) / count, chunks * max(self._messages_s(count), default=0.0)
         filled_s = each_s * (1 + (self.stages - 1) / chunks) + 2 * chunks * sum(self._messages_s(count))
@@ -127,16 +134,16 @@ def _sends(problem: Problem, stages: int) -> tuple[tuple[float, float], ...]:
 def equal_stages(
     problem: Problem, step: StepSource, known: EqualStages, count: int, cutoff_s: float
 ) -> EqualStages | None:
-    """Knowledge of so many equal stages after the relaxation of them in ``count`` microbatches.
+    """Estimates of a number of equal stages, with a further relaxation in ``count`` microbatches.
 
     None where the step cannot be cut so.
 
     Args:
         problem: the step in one microbatch.
         step: in other forms.
-        known: before it; relaxations are in fewer microbatches.
-        count: m.
-        cutoff_s: seconds of a step from which they are of no use.
+        known: estimates so far, in fewer microbatches.
+        count: number of microbatches.
+        cutoff_s: seconds of a step from which stages are of no use.
     """
     try:
         graph = problem.graph if count == 1 else step.in_form(StepForm(count)).graph

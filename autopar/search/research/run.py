@@ -172,10 +172,10 @@ def _flat(tables: Sequence[Array]) -> tuple[Array, Choices]:
 
 @dataclass
 class MethodRun:
-    """Inputs of a method: the space, steps to spend, random numbers, and a place for its results.
+    """Inputs of a search method as beam search: the space, steps to spend, random numbers, and a place for its results.
 
-    The same steps and seed find the same choice. The wall clock is a cap only: where it strikes first, `capped` is
-    set and the answer may differ from run to run.
+    The same steps and seed find the same choice. The wall clock is a cap only: where it strikes first, `capped` is set
+    and the answer may differ from run to run.
 
     Args:
         space: what is searched.

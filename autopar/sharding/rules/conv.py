@@ -17,11 +17,11 @@ from autopar.sharding.rules.elementwise import is_number
 def conv_general_dilated(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule | None:
     """Convolutions with any order of dims, grouped or not.
 
-    Groups of features (``feature_group_count``) are the major part of the input features, the kernel's
-    output features and the result's features: splitting the groups cuts all three into pieces that match.
-    Groups of the batch (``batch_group_count``, which kernel gradients of grouped convolutions have) are the
-    major part of the input's batch dim, the kernel's output features and the result's features. Within a
-    group a dim is not contiguous pieces of the whole, so nothing else of a grouped dim is a factor.
+    Groups of features (``feature_group_count``) are the major part of the input features, the kernel's output features
+    and the result's features: splitting the groups cuts all three into shards that match. Groups of the batch
+    (``batch_group_count``, which kernel gradients of grouped convolutions have) are the major part of the input's batch
+    dim, the kernel's output features and the result's features. Within a group a dim is not contiguous shards of the
+    whole, so nothing else of a grouped dim is a factor.
     """
     left, kernel = operand_types
     result = op.results[0].type
@@ -66,7 +66,7 @@ def bordered(halo: Halo, border: tuple[Any, ...] | None) -> Halo:
 
     Args:
         halo: the windows, as over zeros.
-        border: (mode, side, positions before and after), as of `autopar.frontend.bordered`; None for zeros.
+        border: (mode of `jnp.pad`, side, positions before and after); None for zeros.
     """
     if border is None:
         return halo
@@ -77,7 +77,7 @@ def bordered(halo: Halo, border: tuple[Any, ...] | None) -> Halo:
 def _spatial(op: Operator, left: TensorType, kernel: TensorType, result: TensorType) -> list[FactorPlaces]:
     """A loop a spatial dim: over the windows, or over the kernel's elements where it has more (kernel gradients).
 
-    Either way the window of a piece slides over the input, by ``window_strides`` from one element of the result to the
+    Either way the window of a shard slides over the input, by ``window_strides`` from one element of the result to the
     next and by ``rhs_dilation`` from one element of the kernel to the next.
     """
     loops = []

@@ -43,7 +43,7 @@ def band(op: Operator) -> tuple[int, Halo] | None:
 
 
 def _banded(op: Operator, operand_types: tuple[TensorType, ...], side: int, halo: Halo) -> Rule:
-    """A product with a fixed matrix, of which a piece of the result needs its columns; see `band`."""
+    """A product with a fixed matrix, of which a shard of the result needs its columns; see `band`."""
     contract, _ = _nested(op.attr("dimension_numbers"))
     taken, (dim,), (row,) = operand_types[side], contract[side], contract[1 - side]
     free = [d for d in range(taken.rank) if d != dim]

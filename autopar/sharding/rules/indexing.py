@@ -16,10 +16,10 @@ MODES = ("CLIP", "FILL_OR_DROP", "PROMISE_IN_BOUNDS")
 def gather(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule | None:
     """Slices of operand 0 at the positions in operand 1.
 
-    Factors are the dims of the indices (one a row of the result), dims of the operand that slices have
-    whole, dims that operand and indices share (batching dims), and dims of which an index picks one
-    element. A device that holds a piece of the last kind gives the rows that it has and zeros for others,
-    so the result is a partial sum (the vocabulary-parallel embedding of Megatron-LM, 2019, section 3).
+    Factors are the dims of the indices (one a row of the result), dims of the operand that slices have whole, dims that
+    operand and indices share (batching dims), and dims of which an index picks one element. A device that holds a shard
+    of the last kind gives the rows that it has and zeros for others, so the result is a partial sum (the
+    vocabulary-parallel embedding of Megatron-LM, 2019, section 3).
     """
     operand, indices = operand_types
     result = op.results[0].type

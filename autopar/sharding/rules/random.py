@@ -10,10 +10,10 @@ from autopar.sharding.factors import Factor, Rule, RuleFunction
 
 
 def random_bits(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule | None:
-    """Threefry counts every element (Salmon et al., SC'11), so a device can draw its own piece alone.
+    """Threefry counts every element (Salmon et al., SC'11), so a device can draw its own shard alone.
 
-    The first dims of the result are those of the key array and stay whole. Other generators draw a
-    stream, in which a piece cannot be found.
+    The first dims of the result are those of the key array and stay whole. Other generators draw a stream, in which a
+    shard cannot be found.
     """
     (key,) = operand_types
     if key.dtype != "key<fry>":
@@ -28,7 +28,7 @@ def random_bits(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule | N
 
 def random_gamma(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule:
     """Every key is split into one for each element of its part of the array, so only the key array's own dims
-    (the first of the result) may be split: a piece of the others would draw the numbers of the first piece.
+    (the first of the result) may be split: a shard of the others would draw the numbers of the first shard.
     """
     key, _ = operand_types
     (result,) = op.results

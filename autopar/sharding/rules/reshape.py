@@ -1,7 +1,7 @@
 """The rule of ``reshape``: dims that split or merge share a factor at their major end.
 
 Row-major order makes it work: where the dims (a0, a1, ..) become (b0, b1, ..) with the same product, cutting
-a0 into n even pieces cuts the elements into n even runs, and so does cutting b0, if n divides both.
+a0 into n even shards cuts the elements into n even runs, and so does cutting b0, if n divides both.
 """
 
 from __future__ import annotations

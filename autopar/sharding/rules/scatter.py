@@ -20,7 +20,7 @@ def scatter(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule | None:
     """
     operand, indices, updates = operand_types
     # XLA drops all updates but one where an index has no components and the operand one element, which is
-    # what a piece can have though the whole does not.
+    # what a shard can have though the whole does not.
     if op.attr("mode") not in MODES or indices.shape[-1] == 0:
         return None
     windows, batching = op.ints("update_window_dims"), op.ints("operand_batching_dims")

@@ -60,7 +60,7 @@ def broadcast_in_dim(op: Operator, operand_types: tuple[TensorType, ...]) -> Rul
 
 
 def iota(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule | None:
-    """Every dim; a device counts from the start of its piece."""
+    """Every dim; a device counts from the start of its shard."""
     if operand_types:
         return None
     shape = op.ints("shape")
@@ -174,7 +174,7 @@ def unstack(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule:
 
 
 def tile(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule:
-    """Dims that are not repeated: pieces of a repeated one would not lie as pieces of the whole do."""
+    """Dims that are not repeated: shards of a repeated one would not lie as shards of the whole do."""
     repeated = frozenset(d for d, n in enumerate(op.ints("reps")) if n != 1)
     return _kept(op, operand_types, repeated, _linear(operand_types[0]))
 

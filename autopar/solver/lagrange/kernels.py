@@ -39,7 +39,7 @@ def sweep(graph: PackedGraph, costs: Array, messages: Array, forward: bool) -> f
 
 @compiled
 def decode(graph: PackedGraph, costs: Array, messages: Array, forward: bool) -> Ints:
-    """In order, each node's cheapest strategy given those before it and the messages from those behind."""
+    """In order, each node's cheapest strategy given those before it and the messages from those after it."""
     count = graph.first.size - 1
     choice = np.zeros(count, dtype=np.int64)
     for step in range(count):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from autopar.solver.compiled import compiled
 from autopar.solver.lagrange.packed import Ints, PackedMemory
 
-_SLACK = 1e-9  # of the limit: more than sums may be off by
+_TOLERANCE = 1e-9  # of the limit: more than sums may be off by
 
 
 @compiled
@@ -26,7 +26,7 @@ def keep_what_fits(memory: PackedMemory, first: Ints, allowed: NDArray[np.bool_]
         allowed: marks of all strategies; written.
     """
     rows, runs = memory.base.size, memory.node.size
-    slack = _SLACK * abs(memory.limit)
+    tolerance = _TOLERANCE * abs(memory.limit)
     least, room = np.zeros(runs), np.zeros(rows)
     changed = True
     while changed:
@@ -46,10 +46,10 @@ def keep_what_fits(memory: PackedMemory, first: Ints, allowed: NDArray[np.bool_]
         for row in range(rows):
             held += change[row]
             room[row] = memory.limit - memory.base[row] - held
-            if room[row] < -slack:
+            if room[row] < -tolerance:
                 return False
         for run in range(runs):
-            v, most = memory.node[run], least[run] + slack
+            v, most = memory.node[run], least[run] + tolerance
             tight = np.inf
             for row in range(memory.start[run], memory.stop[run]):
                 tight = min(tight, room[row])

@@ -1,10 +1,11 @@
-"""Overlap in the objective: a conversion that computation may hide costs a share of its seconds.
+"""Overlap in the objective: of a conversion that computation may hide only a share of its seconds is a cost.
 
-Of an answer's schedule, a conversion between two choices may hide as long as links are idle between the operator that
-makes the value and the one that takes it. Conversions compete for that time, so each pays a share of what it hides:
-the price of a second of the links. With so much taken from the costs of every edge the problem is linear as before.
-Its answer is scheduled, and is taken if its step is shorter; the schedule of the best gives the next slack. Where that
-does not lead from the least sum to data parallelism, whose gradients hide well, it is a second beginning.
+In the schedule of an answer a conversion between two operators may overlap as long as links are idle between the
+operator that makes the value and the one that reads it. Conversions compete for that time, so each pays a share of the
+seconds that it hides: the price of a second of the links. With so much taken off the costs of every edge the integer
+program is linear as before. Its answer is scheduled, and is taken if its step is shorter; the schedule of the best
+answer gives the next costs. Where that does not lead from the least sum of seconds to data parallelism, whose gradients
+overlap well, data parallelism is a second beginning. `improve_overlap` is the place to start.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from autopar.solver.evaluate import objective
 
 
 @dataclass(frozen=True)
-class Hidden:
+class TimedSolution:
     """An answer with its step.
 
     Args:
@@ -47,12 +48,12 @@ def step_s(sharding: Sharding) -> float:
     return sharding.compute_s + sharding.exposed_s + sharding.host_s + sharding.starts_s
 
 
-def hide(
+def improve_overlap(
     problem: Problem,
     sharding_problem: ShardingProblem,
-    first: Hidden,
+    first: TimedSolution,
     solve: Callable[[ChoiceProblem, tuple[int, ...]], Solution],
-) -> Hidden:
+) -> TimedSolution:
     """The best of an answer and those that follow from its schedule.
 
     Args:
@@ -72,38 +73,40 @@ def hide(
     return other if other.step_s < best.step_s * (1 - 1e-9) else best
 
 
-def _stalls(problem: Problem, hidden: Hidden) -> bool:
+def _stalls(problem: Problem, timed: TimedSolution) -> bool:
     """Whether a step waits for collectives for longer than an answer may."""
-    return hidden.sharding.exposed_s > problem.policy.overlap.stall_share * hidden.step_s
+    return timed.sharding.exposed_s > problem.policy.overlap.stall_share * timed.step_s
 
 
 def _chain(
     problem: Problem,
     sharding_problem: ShardingProblem,
-    first: Hidden,
+    first: TimedSolution,
     solve: Callable[[ChoiceProblem, tuple[int, ...]], Solution],
     tried: set[tuple[int, ...]],
-) -> Hidden:
+) -> TimedSolution:
     """The best of an answer and those that follow from its schedule; adds the choices of all to ``tried``."""
-    best, slack = first, None
+    best, overlappable = first, None
     for share in problem.policy.overlap.link_shares:
         if not _stalls(problem, best):
             break
-        slack = slack or slack_s(problem, sharding_problem, best.solution.choice)
-        solution = solve(with_slack(sharding_problem.problem, slack, share), best.solution.choice)
+        overlappable = overlappable or overlappable_s(problem, sharding_problem, best.solution.choice)
+        solution = solve(with_overlap(sharding_problem.problem, overlappable, share), best.solution.choice)
         if not solution.found or solution.choice in tried:
             continue
         tried.add(solution.choice)
-        hidden = _hidden(problem, sharding_problem, solution, first.solution.lower_bound)
-        if hidden.step_s < best.step_s * (1 - 1e-9):
-            best, slack = hidden, None
+        timed = _timed(problem, sharding_problem, solution, first.solution.lower_bound)
+        if timed.step_s < best.step_s * (1 - 1e-9):
+            best, overlappable = timed, None
     return best
 
 
-def _hidden(problem: Problem, sharding_problem: ShardingProblem, solution: Solution, lower_bound: float) -> Hidden:
+def _timed(
+    problem: Problem, sharding_problem: ShardingProblem, solution: Solution, lower_bound: float
+) -> TimedSolution:
     """An answer to other costs, with the sum of all seconds, which has a bound."""
     summed = replace(solution, objective=objective(sharding_problem.problem, solution.choice), lower_bound=lower_bound)
-    return Hidden(summed, extract(problem, sharding_problem, solution.choice))
+    return TimedSolution(summed, extract(problem, sharding_problem, solution.choice))
 
 
 def with_shared_examples(
@@ -111,7 +114,7 @@ def with_shared_examples(
     sharding_problem: ShardingProblem,
     solve: Callable[[ChoiceProblem, tuple[int, ...]], Solution],
     lower_bound: float,
-) -> Hidden | None:
+) -> TimedSolution | None:
     """An answer of another kind: examples over all devices, parameters whole, the rest as is cheapest.
 
     Of collectives of gradients more hides than of those of activations, and more are sent as one. The sum of all
@@ -127,7 +130,7 @@ def with_shared_examples(
     solution = None if masked is None else solve(masked, ())
     if solution is None or not solution.found:
         return None
-    return _hidden(problem, sharding_problem, solution, lower_bound)
+    return _timed(problem, sharding_problem, solution, lower_bound)
 
 
 def _data_parallel(problem: Problem, sharding_problem: ShardingProblem) -> ChoiceProblem | None:
@@ -148,22 +151,30 @@ def _data_parallel(problem: Problem, sharding_problem: ShardingProblem) -> Choic
     return replace(sharding_problem.problem, nodes=tuple(nodes))
 
 
-def with_slack(problem: ChoiceProblem, slack: dict[tuple[int, int], float], share: float = 0.0) -> ChoiceProblem:
+def with_overlap(
+    problem: ChoiceProblem, overlappable: dict[tuple[int, int], float], share: float = 0.0
+) -> ChoiceProblem:
     """The problem with less on its edges.
 
     Args:
         problem: as it is.
-        slack: by the nodes of an edge the seconds that may be hidden of any conversion between them.
+        overlappable: by the nodes of an edge the seconds that may be hidden of any conversion between them.
         share: of what is hidden that is paid still.
     """
     edges = [
-        Edge(e.source, e.target, e.costs - (1.0 - share) * np.minimum(e.costs, slack.get((e.source, e.target), 0.0)))
+        Edge(
+            e.source,
+            e.target,
+            e.costs - (1.0 - share) * np.minimum(e.costs, overlappable.get((e.source, e.target), 0.0)),
+        )
         for e in problem.edges
     ]
     return replace(problem, edges=tuple(e for e in edges if e.costs.any()))
 
 
-def slack_s(problem: Problem, sharding_problem: ShardingProblem, choice: Sequence[int]) -> dict[tuple[int, int], float]:
+def overlappable_s(
+    problem: Problem, sharding_problem: ShardingProblem, choice: Sequence[int]
+) -> dict[tuple[int, int], float]:
     """Seconds a step in which links are idle between maker and reader, by edge.
 
     Args:
@@ -176,31 +187,31 @@ def slack_s(problem: Problem, sharding_problem: ShardingProblem, choice: Sequenc
         collectives(problem, sharding_problem, choice, layouts, copy_layouts(sharding_problem, choice, layouts))
     )
     schedules_of = schedules(problem.cost_model, sharding_problem, choice, sent)
-    windows = {region: SlackWindow(of) for region, of in schedules_of.items()}
+    windows = {region: LinkIdleTime(of) for region, of in schedules_of.items()}
     regions, producers = {r.id for r in sharding_problem.region_sites}, producers_of(sharding_problem)
     hubs: dict[str, list[int]] = defaultdict(list)
     for c in sharding_problem.copies:
         hubs[c.key].append(c.node)
-    slack: dict[tuple[int, int], float] = defaultdict(float)
+    overlappable: dict[tuple[int, int], float] = defaultdict(float)
     for v in sharding_problem.values.values():
         if v.node is None:
             continue
         window, producer = windows[region_of(v.key, regions)], producers.get(v.key, "")
         for use in v.uses:
             idle_s = window.idle_s(producer, use.consumer)
-            slack[_edge(v.node, use.node)] += idle_s
+            overlappable[_edge(v.node, use.node)] += idle_s
             for hub in hubs[v.key]:
-                slack[_edge(hub, use.node)] += idle_s
-                before = slack.get(_edge(v.node, hub))
-                slack[_edge(v.node, hub)] = idle_s if before is None else min(before, idle_s)
-    return dict(slack)
+                overlappable[_edge(hub, use.node)] += idle_s
+                before = overlappable.get(_edge(v.node, hub))
+                overlappable[_edge(v.node, hub)] = idle_s if before is None else min(before, idle_s)
+    return dict(overlappable)
 
 
 def _edge(a: int, b: int) -> tuple[int, int]:
     return (a, b) if a < b else (b, a)
 
 
-class SlackWindow:
+class LinkIdleTime:
     """Times in which links of a region are idle.
 
     Args:

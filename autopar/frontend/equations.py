@@ -30,6 +30,7 @@ _PARAMETER = MappingProxyType(
         "pjit": "jaxpr",
         "closed_call": "call_jaxpr",
         "core_call": "call_jaxpr",
+        "eval_jaxpr": "call_jaxpr",
         "custom_jvp_call": "call_jaxpr",
         "custom_vjp_call": "call_jaxpr",
         "custom_vjp_call_jaxpr": "fun_jaxpr",

@@ -35,7 +35,7 @@ from autopar.ir import Graph
 #: Builtin types of errors by which jax says that it cannot trace something.
 PLAIN_ERRORS = (TypeError, IndexError, ValueError)
 # How jax says in a plain TypeError, IndexError or ValueError that a value is not known while tracing.
-_CONCRETE = ("concrete values", "must be static integers", "Non-hashable static arguments")
+_CONCRETE = ("concrete values", "must be static integers", "must have static start", "Non-hashable static arguments")
 _UNTRACEABLE = ("not a valid JAX type", *_CONCRETE)
 # Python's own errors name the type that a value has while tracing. They may be the user's, and pass as they are.
 _WANTS_VALUES = ("Tracer", *_CONCRETE)

@@ -17,6 +17,7 @@ import autopar
 from autopar.lower.callbacks import Calls
 from autopar.search import Manual
 from tests.api.steps import CLUSTER
+from tests.versions import KNOWN_JAX
 
 parallelize = functools.partial(autopar.parallelize, cluster=CLUSTER)
 X = jnp.arange(16.0).reshape(8, 2)
@@ -348,6 +349,9 @@ def test_a_callback_that_waits_for_threads_of_its_own_step_is_an_error(monkeypat
         return jax.pure_callback(lambda v: callbacks.pop(0)(v), jax.ShapeDtypeStruct(x.shape, x.dtype), x) + x.sum()
 
     f, x = parallelize(step, search=Manual(dp=8)), jnp.ones((512, 256))
+    if not KNOWN_JAX:  # newer ones make such arrays on threads that no step holds
+        np.testing.assert_array_equal(f(x), {"copies": 1, "computes": 3}[kind] + x.size)
+        return
     with pytest.raises(autopar.ClusterError, match=r"waited for 0.5 s for a thread[\s\S]*at: test_effects.py:\d+ \("):
         f(x)
     # One that takes as long, and uses no processor, is waited for.

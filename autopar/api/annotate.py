@@ -13,7 +13,7 @@ import jax
 from msgspec.structs import replace
 
 from autopar._compat.xla import compile_module
-from autopar.api.options import ParallelOptions, parse_bytes
+from autopar.api.options import ParallelOptions
 from autopar.api.pure import PureFunction
 from autopar.cluster import Cluster
 from autopar.errors import ClusterError
@@ -29,6 +29,7 @@ from autopar.lower.aot.spawn import Compilation
 from autopar.lower.aot.worker import summarized
 from autopar.lower.hlo import collectives, work
 from autopar.plan import Plan
+from autopar.plan.text import parse_bytes
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,8 +23,6 @@ from autopar.schedule.slices import check_takes_slices
 from autopar.search import Request, strategy_named
 from autopar.search.policy import EFFORTS, SearchPolicy, with_effort
 
-_UNITS = {"": 1, "b": 1, "byte": 1, "bytes": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
-          "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}  # fmt: skip
 _NAMED_ARGUMENTS: tuple[tuple[str, type], ...] = (
     ("batch_argnums", int), ("donate_argnums", int), ("donate_argnames", str), ("static_argnums", int),
     ("static_argnames", str),
@@ -274,30 +271,6 @@ def as_tuple(value: Any) -> tuple[Any, ...]:
     if value is None:
         return ()
     return (value,) if isinstance(value, int | str) else tuple(value)
-
-
-def parse_bytes(value: int | float | str | None) -> int | None:
-    """Bytes from a number or text as "40GB" (powers of 1000) or "16GiB".
-
-    Raises:
-        AutoparError: the text is no size, or not positive.
-    """
-    if value is None:
-        return None
-    number, unit = (str(value), "") if isinstance(value, int | float) else ("", "?")
-    if isinstance(value, str):
-        match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([a-zA-Z]*)\s*", value)
-        if match:
-            number, unit = match[1], match[2].lower()
-    try:
-        size = float(number) * _UNITS[unit]
-    except (KeyError, ValueError):
-        size = -1.0
-    if not size >= 1:
-        raise AutoparError(
-            f"memory_limit={value!r} is not a size", remedy='give bytes a device, or text such as "40GB" or "16GiB"'
-        )
-    return int(size)
 
 
 def mesh_sizes(value: Sequence[int] | None) -> tuple[int, ...] | None:

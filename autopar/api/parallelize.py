@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 from autopar.api.constraints import parse_pins
-from autopar.api.options import ParallelOptions, as_tuple, mesh_sizes, parse_bytes
+from autopar.api.options import ParallelOptions, as_tuple, mesh_sizes
 from autopar.api.parallel_function import ParallelFunction, parallelize_with
 from autopar.api.progress import reporter_of
 from autopar.api.replanned import target_cluster
 from autopar.cluster import Cluster
 from autopar.plan import Plan
+from autopar.plan.text import parse_bytes
 from autopar.precision import Precision, precision_of, wire_of
 
 _P = ParamSpec("_P")

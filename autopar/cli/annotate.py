@@ -12,7 +12,7 @@ import click
 from autopar.cli import options
 from autopar.cli.group import Command
 from autopar.cli.options import mesh_sizes
-from autopar.cli.output import progress, write_file
+from autopar.cli.output import check_folder, progress, write_file
 from autopar.cli.plan import chosen_cluster
 from autopar.cluster import Cluster
 
@@ -47,8 +47,7 @@ def command(
     main is planned as one stage; what is written has Shardy's annotations, which XLA partitions by.
     """
     for name in (output, plan_file):
-        if name is not None and not Path(name).absolute().parent.is_dir():
-            raise click.UsageError(f"there is no folder {str(Path(name).parent)!r}")
+        check_folder(name)
     cluster = chosen_cluster(cluster_name, nodes)
     if cluster is not None:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")

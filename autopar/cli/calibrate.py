@@ -10,7 +10,7 @@ import click
 
 from autopar.cli import options
 from autopar.cli.group import Command
-from autopar.cli.output import progress, stdout_to_stderr, write_file
+from autopar.cli.output import check_folder, progress, stdout_to_stderr, write_file
 
 #: What ``--ray`` is without an address.
 _HERE = "here"
@@ -57,11 +57,9 @@ def command(
     workers besides. The file holds what was fitted, with the date and the spread; plan with --cluster FILE. Without -o
     this machine keeps it, and plans for its devices use it.
     """
-    if output is None:
-        if ray is not None:
-            raise click.UsageError("--ray needs -o: this machine keeps figures of its own devices alone")
-    elif not Path(output).absolute().parent.is_dir():
-        raise click.BadParameter(f"there is no folder {str(Path(output).parent)!r}", param_hint="-o")
+    if output is None and ray is not None:
+        raise click.UsageError("--ray needs -o: this machine keeps figures of its own devices alone")
+    check_folder(output)
     if output is not None and not output.endswith(".toml"):
         raise click.BadParameter("cluster files end in .toml", param_hint="-o")
     if workers is not None and ray is None:

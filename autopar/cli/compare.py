@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import click
 
 from autopar.cli import options
 from autopar.cli.group import Command
-from autopar.cli.output import print_json, print_section, progress, write_file
-from autopar.cli.plan import PAGES, chosen_cluster
+from autopar.cli.output import PAGES, check_folder, print_json, print_section, progress, write_file
+from autopar.cli.plan import chosen_cluster
 from autopar.cli.target import load, parse_target, user_code
 from autopar.cluster import Cluster
 from autopar.report.sections import Section
@@ -31,7 +30,14 @@ from autopar.search.problem_data import load_problem
     help="Compare plans by their degrees: all of tp, pp, dp and ZeRO stage that are not given.",
 )
 @options.degree_options
-@click.option("--time-limit", type=float, default=60.0, show_default=True, metavar="S", help="Seconds for one mesh.")
+@click.option(
+    "--time-limit",
+    type=click.FloatRange(min=0),
+    default=60.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds for one mesh.",
+)
 @click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Choices for one mesh, where they are counted.")
 @click.option("--seed", "seeds", type=int, multiple=True, metavar="N", help="May be given several times.  [default: 0]")
 @options.target_options
@@ -86,7 +92,6 @@ def command(
     with progress(quiet) as say, user_code(wanted):
         say("loading jax")
         planning, api = import_module("autopar.cli.planning"), import_module("autopar.api.compare")
-        planning.limit_bytes(asked["memory_limit"])
         request = planning.PlanRequest(arguments, preset, set_, cluster, **asked)
         say(f"loading {wanted.place}")
         function, values = planning.function_and_arguments(load(wanted), wanted, request)
@@ -123,8 +128,7 @@ def check_page(output: str) -> None:
     """Raises click.BadParameter unless a page can be written to ``output``."""
     if not output.endswith(PAGES):
         raise click.BadParameter(f"{output!r} is not a page: its name ends in .html", param_hint="-o")
-    if not Path(output).absolute().parent.is_dir():
-        raise click.BadParameter(f"there is no folder {str(Path(output).parent)!r}", param_hint="-o")
+    check_folder(output)
 
 
 def show(comparison: Comparison, form: str, output: str | None) -> None:

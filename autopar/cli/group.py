@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from importlib import import_module
 from types import MappingProxyType
@@ -63,14 +64,51 @@ def _version_option() -> click.Option:
     )  # fmt: skip
 
 
+#: Arguments of `autopar.parallelize` that messages name, by the parameter of a command that has their value.
+_ARGUMENTS: Mapping[str, str] = MappingProxyType(
+    {
+        "batch": "batch_argnums",
+        "donate": "donate_argnums",
+        "memory_limit": "memory_limit",
+        "mesh": "mesh_shape",
+        "microbatches": "num_microbatches",
+        "offload": "offload",
+        "remat": "remat",
+        "schedule": "schedule",
+        "search": "search",
+        "stages": "num_stages",
+    }
+)
+
+
+def in_options(text: str, command: click.Command) -> str:
+    """``text`` with options of a command in place of arguments of `autopar.parallelize`: ``num_stages=8``, --stages 8.
+
+    Args:
+        text: a message.
+        command: what the user called; arguments that it has no option for stay.
+    """
+    for param in command.params:
+        argument = _ARGUMENTS.get(param.name or "")
+        if argument is not None:
+            given = rf"""\b{argument}=('[^']*'|"[^"]*"|\([\d, ]*\)|[1-9]\d*|auto)"""
+            text = re.sub(given, lambda m, flag=param.opts[0]: f"{flag} {_typed(m[1])}", text)
+    return text
+
+
+def _typed(value: str) -> str:
+    """A value as it is typed on a command line: ``2x4`` for ``(2, 4)``."""
+    return "x".join(re.findall(r"\d+", value)) if value.startswith("(") else value.strip("'\"")
+
+
 class CommandFailed(click.ClickException):
     """A request that cannot be met: exit code 1 and the message of an `AutoparError`."""
 
     exit_code = 1
 
-    def __init__(self, error: AutoparError) -> None:
-        kind = type(error).__name__
-        super().__init__(error.text() if kind == "AutoparError" else f"{kind}: {error.text()}")
+    def __init__(self, error: AutoparError, command: click.Command) -> None:
+        kind, text = type(error).__name__, in_options(error.text(), command)
+        super().__init__(text if kind == "AutoparError" else f"{kind}: {text}")
 
 
 class Command(click.Command):
@@ -87,7 +125,7 @@ class Command(click.Command):
         except AutoparError as error:
             if ctx.meta.get(_DEBUG):
                 raise
-            raise CommandFailed(error) from error
+            raise CommandFailed(error, self) from error
 
 
 class LazyGroup(click.Group):

@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from autopar.errors import AutoparError
+
 Option = Callable[[Any], Any]
 
 
@@ -37,6 +39,16 @@ def count_or_auto(ctx: click.Context, param: click.Parameter, value: str | None)
     if not re.fullmatch(r"[1-9][0-9]*", value):
         raise click.BadParameter(f"{value!r} is neither a number of 1 or more nor 'auto'", ctx, param)
     return int(value)
+
+
+def size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """Bytes from text as "40GB"."""
+    from autopar.plan.text import parse_bytes  # here: help needs no plans
+
+    try:
+        return parse_bytes(value)
+    except AutoparError as error:
+        raise click.BadParameter(f"{value!r} is not a size; {error.remedy}", ctx, param) from error
 
 
 def formats(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str] | None:
@@ -185,7 +197,10 @@ time_option: Option = options(
 #: Limits on the answer and facts of the call: ``memory_limit``, ``mesh``, ``donate``.
 limit_options: Option = options(
     click.option(
-        "--memory-limit", metavar="SIZE", help="Memory a device, as 40GB or 16GiB.  [default: that of the device]"
+        "--memory-limit",
+        metavar="SIZE",
+        callback=size,
+        help="Memory a device, as 40GB or 16GiB.  [default: that of the device]",
     ),
     click.option("--mesh", metavar="SIZES", callback=mesh_sizes, help="The only logical mesh to consider, as 2x4."),
     click.option(

@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import click
@@ -37,6 +38,16 @@ def print_section(section: Section) -> None:
 def print_json(data: Any) -> None:
     """Prints plain data as one JSON document."""
     click.echo(json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False))
+
+
+#: Endings of files that hold a page.
+PAGES = (".html", ".htm")
+
+
+def check_folder(path: str | None) -> None:
+    """Raises click.BadParameter where the folder of the file ``-o`` is not there; None is no file."""
+    if path is not None and not Path(path).absolute().parent.is_dir():
+        raise click.BadParameter(f"there is no folder {str(Path(path).parent)!r}", param_hint="-o")
 
 
 def write_file(path: str, text: str) -> None:

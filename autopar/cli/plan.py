@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import click
 
 from autopar.cli import options
 from autopar.cli.group import Command
-from autopar.cli.output import progress, terminal_console, write_file
+from autopar.cli.output import PAGES, check_folder, progress, terminal_console, write_file
 from autopar.cli.target import load, parse_target, user_code
 from autopar.cluster import Cluster
 from autopar.cluster.catalog import find as find_cluster
@@ -20,7 +19,6 @@ from autopar.errors import ClusterError
 from autopar.plan import Plan
 
 #: Ends of names of files that are pages.
-PAGES = (".html", ".htm")
 
 
 @click.command(cls=Command, name="plan")
@@ -66,15 +64,13 @@ def command(
     wanted = parse_target(target)
     alternatives = asked.pop("alternatives")
     cluster = chosen_cluster(cluster_name, nodes)
-    if output is not None and not Path(output).absolute().parent.is_dir():
-        raise click.BadParameter(f"there is no folder {str(Path(output).parent)!r}", param_hint="-o")
+    check_folder(output)
     if cluster is not None or asked["verify"] is not None:
         # Tracing needs no device of the cluster; jax reads this when it is imported.
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
     with progress(quiet) as say, user_code(wanted):
         say("loading jax")
         planning = import_module("autopar.cli.planning")
-        planning.limit_bytes(asked["memory_limit"])
         request = planning.PlanRequest(arguments, preset, set_, cluster, **asked)
         say(f"loading {wanted.place}")
         function, values = planning.function_and_arguments(load(wanted), wanted, request)

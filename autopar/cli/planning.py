@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from autopar.api import ParallelFunction
-from autopar.api.options import ParallelOptions, parse_bytes
+from autopar.api.options import ParallelOptions
 from autopar.api.parallel_function import parallelize_with
 from autopar.api.replanned import target_cluster
 from autopar.cli.target import StepTarget, find
@@ -46,7 +46,7 @@ class PlanRequest:
         offload: what may lie in host memory.
         precision: dtype of mixed precision.
         wire: formats of what is sent, by role.
-        memory_limit: bytes a device, as text.
+        memory_limit: bytes a device.
         mesh: sizes of the only logical mesh.
         donate: positions of donated arguments.
         batch: positions of the arguments that are the batch.
@@ -75,7 +75,7 @@ class PlanRequest:
     offload: str | None = None
     precision: str | None = None
     wire: Mapping[str, str] | None = None
-    memory_limit: str | None = None
+    memory_limit: int | None = None
     mesh: tuple[int, ...] | None = None
     donate: tuple[int, ...] | None = None
     batch: tuple[int, ...] | None = None
@@ -89,12 +89,6 @@ class PlanRequest:
         """The degrees that were given, by argument of `autopar.search.Manual`."""
         values = {name: getattr(self, name) for name in DEGREES}
         return {name: value for name, value in values.items() if value is not None}
-
-
-def limit_bytes(text: str | None) -> int | None:
-    """Bytes from text as "40GB"; click.BadParameter for anything else."""
-    limit: int | None = _parsed(parse_bytes, text, "--memory-limit")
-    return limit
 
 
 def function_and_arguments(module: ModuleType, target: StepTarget, request: PlanRequest) -> tuple[Any, tuple[Any, ...]]:
@@ -199,7 +193,7 @@ def options_of(function: Any, request: PlanRequest) -> tuple[Callable[..., Any],
         "offload": request.offload,
         "precision": _parsed(precision_of, request.precision, "--precision"),
         "wire": _parsed(wire_of, request.wire, "--wire"),
-        "memory_limit_bytes": limit_bytes(request.memory_limit),
+        "memory_limit_bytes": request.memory_limit,
         "mesh_shape": request.mesh,
         "donate_argnums": request.donate,
         "batch_argnums": request.batch,

@@ -8,10 +8,11 @@ from pathlib import Path
 import click
 
 from autopar.cli.group import Command
-from autopar.cli.output import write_file
+from autopar.cli.output import PAGES, check_folder, write_file
 from autopar.plan import Plan
 from autopar.report.dot import plan_dot
 
+_GRAPHS = (".dot", ".gv")
 _PLAN = click.Path(exists=True, dir_okay=False)
 
 
@@ -29,8 +30,11 @@ def command(plan_file: str, other_file: str | None, output: str | None, form: st
     against the limit, the sharding of each layer, communication by link, what was considered and why this was chosen.
     Texts of the user's lines are there where the file lies in the current folder or next to the plan.
     """
+    check_folder(output)
+    if form is None and output is not None and Path(output).suffix.lower() not in ("", *PAGES, *_GRAPHS):
+        raise click.BadParameter(f"{output!r} is neither a page (.html) nor a graph (.dot)", param_hint="-o")
     plan = Plan.load(plan_file)
-    if form == "dot" or (form is None and output is not None and output.endswith((".dot", ".gv"))):
+    if form == "dot" or (form is None and output is not None and output.endswith(_GRAPHS)):
         if other_file is not None:
             raise click.UsageError("a graph is of one plan")
         text = plan_dot(plan)

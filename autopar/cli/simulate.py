@@ -6,7 +6,7 @@ import click
 
 from autopar.cli.group import Command
 from autopar.cli.options import trace_or_picture
-from autopar.cli.output import write_file
+from autopar.cli.output import check_folder, write_file
 from autopar.plan import Plan
 from autopar.simulate import simulate
 
@@ -31,6 +31,7 @@ def command(plan_file: str, output: str | None, form: str, depth: int | None) ->
     Prints who computes which microbatch when, the step time, the bubble and the peak memory. The trace that -o writes
     opens in Perfetto (ui.perfetto.dev).
     """
+    check_folder(output)
     timeline = simulate(Plan.load(plan_file), depth)
     if output is not None:
         write_file(output, timeline.to_svg() if output.endswith(".svg") else timeline.to_chrome())

@@ -6,7 +6,7 @@ import html
 import re
 from collections.abc import Callable, Sequence
 
-from autopar.errors import PlanMismatchError
+from autopar.errors import AutoparError, PlanMismatchError
 from autopar.errors.names import near_names
 from autopar.plan.arguments import input_groups, path_matches
 from autopar.plan.columns import bullets, columns, labelled, table, wrapped
@@ -40,6 +40,9 @@ TIME_PARTS = ("computing", "exposed communication", "host transfers")
 _LABELLED = re.compile(r" +[a-z -]+: +")
 _LABEL_WIDTH, _MOST_COLLECTIVES = 13, 20
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+# Bytes of a unit as users write it.
+_BYTES = {"": 1, "b": 1, "byte": 1, "bytes": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+          "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}  # fmt: skip
 
 _MEMORY_HEADER = (
     "stage", "parameters", "optimizer", "gradients", "activations", "temporaries", "batch", "in flight", "total",
@@ -52,6 +55,30 @@ def bytes_text(count: float) -> str:
     while abs(value) >= 999.5 and unit < len(_UNITS) - 1:
         value, unit = value / 1000, unit + 1
     return f"{value:.0f} {_UNITS[unit]}" if unit == 0 else f"{value:.3g} {_UNITS[unit]}"
+
+
+def parse_bytes(value: int | float | str | None) -> int | None:
+    """Bytes from a number or text as "40GB" (powers of 1000) or "16GiB".
+
+    Raises:
+        AutoparError: the text is no size, or not positive.
+    """
+    if value is None:
+        return None
+    number, unit = (str(value), "") if isinstance(value, int | float) else ("", "?")
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([a-zA-Z]*)\s*", value)
+        if match:
+            number, unit = match[1], match[2].lower()
+    try:
+        size = float(number) * _BYTES[unit]
+    except (KeyError, ValueError):
+        size = -1.0
+    if not size >= 1:
+        raise AutoparError(
+            f"memory_limit={value!r} is not a size", remedy='give bytes a device, or text such as "40GB" or "16GiB"'
+        )
+    return int(size)
 
 
 def seconds_text(seconds: float | None) -> str:

@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+import autopar.cli.cache
+import autopar.cli.plan
 import autopar.cli.planning
 from autopar.cli import output
+from autopar.cli.group import in_options
 from autopar.cli.output import progress
 from autopar.cli.target import StepTarget, user_code
 from autopar.errors import AutoparError
@@ -45,7 +48,8 @@ CLUSTER = ("--cluster", "dgx-a100")
         (("plan", TARGET, *CLUSTER, "--nodes", "0"), "--nodes"),
         (("plan", TARGET, "--search", "aplha"), "did you mean 'alpa'? known: alpa, beam,"),
         (("plan", TARGET, "--schedule", "1f1"), "did you mean '1f1b'? known: 1f1b,"),
-        (("plan", TARGET, "--memory-limit", "40XB"), "40GB"),
+        (("plan", TARGET, "--memory-limit", "40XB"), "'40XB' is not a size; give bytes a device, or text such as"),
+        (("compare", TARGET, "--time-limit", "-1"), "-1.0 is not in the range x>=0"),
         (("plan", TARGET, "--microbatches", "0"), "--microbatches"),
         (("plan", TARGET, "--mesh", "2*4"), "2x4"),
         (("plan", TARGET, "--donate", "first"), "0,1"),
@@ -57,6 +61,9 @@ CLUSTER = ("--cluster", "dgx-a100")
         (("diff", "nothing.json", "train.py"), "nothing.json"),
         (("clusters", "all"), "unexpected extra argument"),
         (("simulate", "train.py", "-o", "step.png"), "a trace ends in .json, a picture in .svg"),
+        (("simulate", "train.py", "-o", "nowhere/step.json"), "no folder 'nowhere'"),
+        (("report", "train.py", "-o", "nowhere/plan.html"), "no folder 'nowhere'"),
+        (("report", "train.py", "-o", "plan.txt"), "neither a page (.html) nor a graph (.dot)"),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, tuple) else "",
 )
@@ -101,10 +108,11 @@ def test_broken_files_are_1(run: Run, folder: Path, text: str, messages: tuple[s
     [
         (("--memory-limit", "4kB", *CLUSTER), "the least that would do is"),
         (("--mesh", "3x3", *CLUSTER), "shapes that do"),
+        (("--stages", "99", *CLUSTER), "remedy: --stages 8 or fewer"),
         (("--search", "data-parallel", "--cluster", "tpu-v4", "--nodes", "7"), "do not divide"),
         (("--cluster", "own.toml"), "groups"),
     ],
-    ids=["memory", "mesh", "batch", "cluster-file"],
+    ids=["memory", "mesh", "stages", "batch", "cluster-file"],
 )
 def test_what_cannot_be_met_is_1(run: Run, options: tuple[str, ...], message: str) -> None:
     Path("own.toml").write_text('name = "own"\n', encoding="utf-8")
@@ -199,3 +207,17 @@ def test_mistakes_in_examples_of_a_wheel_are_messages(line: str, says: str, reme
     with pytest.raises(AutoparError, match=says) as caught, user_code(target):
         exec(compile(line, str(place), "exec"))
     assert caught.value.source == "gpt.py:1 (<module>)" and remedy in str(caught.value.remedy)
+
+
+@pytest.mark.parametrize(
+    ("text", "typed"),
+    [
+        ("num_microbatches=2, 4, 8", "--microbatches 2, 4, 8"),
+        ("mesh_shape=(2, 4), or mesh_shape=(8,)", "--mesh 2x4, or --mesh 8"),
+        ("leave out schedule='1f1b' or remat=\"full\"", "leave out --schedule 1f1b or --remat full"),
+        ("effort='high', num_stages=None, my_schedule='x'", "effort='high', num_stages=None, my_schedule='x'"),
+    ],
+)
+def test_remedies_are_typed_as_options(text: str, typed: str) -> None:
+    assert in_options(text, autopar.cli.plan.command) == typed
+    assert in_options(text, autopar.cli.cache.command) == text

@@ -21,6 +21,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.extend.core import Literal as JaxLiteral
 from numpy.typing import NDArray
 
+from autopar._compat.jaxprs import plain_params
 from autopar._compat.primitives import bind
 from autopar.errors import AutoparError
 from autopar.ir.primitives import CASTS, ELEMENTWISE, PASSED_ON, REDUCTIONS
@@ -268,7 +269,7 @@ class PermutedRun:
 
     def _scan(self, eqn: JaxprEqn, values: list[Stored]) -> list[Stored]:
         """A loop: what it carries lies at the end of each turn as it did at the beginning."""
-        p: Any = eqn.params
+        p: Any = plain_params("scan", eqn.params)
         first, whole = p["num_consts"], p["num_consts"] + p["num_carry"]
         slices = [Stored(self.plain(v)) if v.dim == 0 else v for v in values[whole:]]
         consts, carried = values[:first], [v.dim for v in values[first:whole]]

@@ -15,6 +15,7 @@ from autopar.precision.eight_bits import BLOCK, COTANGENTS, VALUES, coded, round
 from examples import gpt
 from tests.precision.test_precision import dtypes, graph_of, parallel
 from tests.precision.training import last_loss
+from tests.versions import tolerance
 
 E4M3, E5M2 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
 
@@ -104,7 +105,7 @@ def test_gradients_are_those_by_hand():
     found, wanted = gradients(in_precision("f8", p, d, lambda run: run), p, d), by_hand(p, d)
     exact = gradients(jax.jit(sgd), p, d)
     for name in p:
-        assert relative(found[name], wanted[name]) < 0.01  # codes that a sum in another order turns
+        assert relative(found[name], wanted[name]) < tolerance(0.02, 0.01)  # codes that a sum in another order turns
         assert 0.005 < relative(found[name], exact[name]) < 0.1
 
 

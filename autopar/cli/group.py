@@ -88,12 +88,9 @@ def in_options(text: str, command: click.Command) -> str:
         text: a message.
         command: what the user called; arguments that it has no option for stay.
     """
-    for param in command.params:
-        argument = _ARGUMENTS.get(param.name or "")
-        if argument is not None:
-            given = rf"""\b{argument}=('[^']*'|"[^"]*"|\([\d, ]*\)|[1-9]\d*|auto)"""
-            text = re.sub(given, lambda m, flag=param.opts[0]: f"{flag} {_typed(m[1])}", text)
-    return text
+    flags = {_ARGUMENTS[p.name]: p.opts[0] for p in command.params if p.name in _ARGUMENTS}
+    given = rf"""\b({"|".join(flags) or "(?!)"})=('[^']*'|"[^"]*"|\([\d, ]*\)|[1-9]\d*|auto)"""
+    return re.sub(given, lambda match: f"{flags[match[1]]} {_typed(match[2])}", text)
 
 
 def _typed(value: str) -> str:

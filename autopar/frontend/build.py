@@ -57,11 +57,11 @@ class Bound:
 
 @dataclass(frozen=True, eq=False)
 class BoundGraph:
-    """A graph with what running it needs.
+    """A graph with the primitives, parameters and constants that jax binds to run its operators.
 
     Args:
         graph: the graph.
-        bounds: by operator id.
+        bounds: by operator id its primitive and parameters.
         constants: arrays by the id of ``constant`` operators.
         origins: for operators of a function that interprets another graph the id of the operator there.
         labels: what marks in the name stacks of its regions stand for; None where there are none.

@@ -115,7 +115,7 @@ def marks_of_equation(eqn: JaxprEqn, in_remat: bool = False) -> tuple[str, ...]:
 
 
 def phase_of_equation(eqn: JaxprEqn, enclosing: str = "update") -> str:
-    """The part of a step that an equation belongs to; see `autopar.ir.phases.phase_of`."""
+    """The part of a step that an equation belongs to: "forward", "backward" or "update"."""
     return phase_of_marks(marks_of_equation(eqn), enclosing)
 
 

@@ -35,7 +35,7 @@ _NEUTRAL: Mapping[str, float] = {
 
 
 class Folding:
-    """One walk.
+    """A walk over a graph's operators that folds padding into the convolutions and windows that read it.
 
     Args:
         operators: of a graph, in running order.

@@ -34,7 +34,7 @@ class Label:
         scope: of the operator.
         source: its line; None leaves that which jax recorded.
         id: of the operator that it stands for; None for none, or under a mark of an earlier trace.
-        marks: what the operator is, see `autopar.ir.phases`.
+        marks: attributes of the operator, as "recomputed".
     """
 
     scope: str
@@ -63,7 +63,14 @@ class Labels:
         return Labels(entries, earlier=len(entries))
 
     def mark(self, scope: str, source: str | None, id: str | None, marks: tuple[str, ...] = ()) -> str:
-        """A name for ``jax.named_scope``; arguments as of `Label`."""
+        """A name for ``jax.named_scope``, under which an operator is traced.
+
+        Args:
+            scope: of the operator.
+            source: its line; None leaves that which jax recorded.
+            id: of the operator that it stands for; None for none.
+            marks: its attributes, as "recomputed".
+        """
         entry = Label(scope, source, id, marks)
         if entry not in self.known:
             self.known[entry] = len(self.entries)
@@ -82,7 +89,7 @@ class Labels:
 
 @dataclass(frozen=True, eq=False)
 class Splice:
-    """Operators that are taken over.
+    """Operators of an old graph that are copied into a new one without jax.
 
     Args:
         operators: in running order.
@@ -127,7 +134,7 @@ spliced_p = _made()
 
 
 def may_splice(op: Operator) -> bool:
-    """Whether an operator may be taken over: it has no effect, and its results are arrays of numbers.
+    """Whether an operator may be copied into a new graph without jax: it has no effect, and returns arrays of numbers.
 
     What takes numbers of the program alone is bound again: jax computes some of it at once.
     """
@@ -142,8 +149,8 @@ def spliced(
 
     Args:
         operators: some that `may_splice`, in running order.
-        bounds: as of `Splice`.
-        origins: likewise.
+        bounds: by id of an operator its primitive, parameters and regions.
+        origins: by id of an operator that stands for another the id of that one.
         values: arrays of the function that is traced, by name.
     """
     results = names_made(operators)

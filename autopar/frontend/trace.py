@@ -58,8 +58,8 @@ class Traced:
     """A traced function.
 
     Args:
-        program: its graph with what running it needs. The graph's inputs are the traced leaves of the
-            call, then the arrays that the function closes over.
+        program: its graph, with the primitives and parameters to run it. The graph's inputs are the traced leaves of
+            the call, then the arrays that the function closes over.
         signature: the call that it was traced for.
         closed_over: those arrays.
         out_treedef: structure of the results.

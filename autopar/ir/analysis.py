@@ -114,7 +114,7 @@ def places(
     read_at: dict[str, set[int]],
     decide: Callable[[Operator, set[int]], Iterable[int]],
 ) -> dict[str, tuple[int, ...]]:
-    """Places at which operators run so that their results are where they are read; by id, readers first.
+    """Where operators run, by id: decided for each from the places where its results are read, readers first.
 
     Args:
         operators: those of a graph, in running order.

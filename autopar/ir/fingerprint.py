@@ -58,7 +58,12 @@ def structural_hash(op: Operator, operand_types: Sequence[TensorType]) -> str:
 
 
 def exact_hash(op: Operator, operand_types: Sequence[TensorType]) -> str:
-    """Equal for operators that compute the same of the same operands; arguments as of `structural_hash`."""
+    """Equal for operators that compute the same of the same operands.
+
+    Args:
+        op: the operator.
+        operand_types: one an operand.
+    """
     return _digest((tuple(map(str, operand_types)), _own(op, exact=True)))
 
 

@@ -33,8 +33,8 @@ class LoopPair:
         backward: id of the second.
         stacks: results of the first that the second alone reads, in slices.
         length: number of layers.
-        entering_bytes: of what enters a layer.
-        left_bytes: of a layer's slices of ``stacks``.
+        entering_bytes: bytes of a layer's input.
+        left_bytes: bytes of a layer's slices of ``stacks``, the activations.
     """
 
     forward: str
@@ -52,7 +52,9 @@ class LoopPair:
 
 
 def loop_pairs(graph: Graph) -> tuple[LoopPair, ...]:
-    """Pairs of loops of a step of which the first leaves stacks for the second alone; each loop is in one pair.
+    """Pairs of a forward and a backward loop over layers: the backward one alone reads the stacks of activations.
+
+    Each loop is in one pair.
 
     Args:
         graph: a step, or a part of one.

@@ -18,7 +18,9 @@ _SUMS = frozenset({"add", "add_any"})
 
 @dataclass(frozen=True)
 class StateFlow:
-    """Values of a step that are of its parameters. Keys are names with those of the regions around them.
+    """Values of a step that are parameters in another form, or gradients.
+
+    Keys have the enclosing regions' names in front.
 
     Args:
         parameters: parameters, their slices in loops over layers, and these in other types and shapes.

@@ -163,7 +163,7 @@ def recomputed_bound(
         bound: the graph.
         phases: by id of an operator whether it is of the forward pass, the backward pass or the update.
         layers: by layer the ids of its operators in the forward pass.
-        level: what the backward pass keeps, as "dots"; the rest is recomputed.
+        level: what the backward pass keeps, as "selective"; the rest is recomputed.
 
     Returns it, and for each operator that it has more (barriers too) the id of the one that it stands for.
     """

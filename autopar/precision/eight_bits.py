@@ -129,7 +129,7 @@ def scale_for(amax: Any, top: Any, otherwise: Any) -> Any:
 
 
 def coded(x: Any, scale: Any, format: EightBitFormat) -> Any:
-    """A tensor times its scale in 8 bits; what is larger than the format has it is its largest number."""
+    """Scales a tensor, saturates it to the format's range, and casts it to 8 bits."""
     return jnp.clip(x.astype(jnp.float32) * scale, -format.top, format.top).astype(format.dtype)
 
 

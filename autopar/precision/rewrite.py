@@ -71,7 +71,7 @@ def results_of(
 
 @dataclass(frozen=True)
 class Wanted:
-    """Variables of a program by what reads them.
+    """Variables of a program that have to be computed in float32.
 
     Args:
         wide: those that the update or a result reads, by way of operators that follow: computed in float32.
@@ -121,7 +121,7 @@ class Wanted:
 
 
 class PrecisionWalk:
-    """Interprets a jaxpr with twins.
+    """Interprets a jaxpr on pairs of a float32 value and its narrow copy.
 
     Args:
         precision: which operators compute narrow.
@@ -334,7 +334,7 @@ def _is_exact(eqn: JaxprEqn) -> bool:
 
 @dataclass
 class Twin:
-    """A value, and its copies in the dtypes in which it was asked for.
+    """A float32 value of the user's program with its narrow copies, each made when it is first read.
 
     Args:
         wide: as the program states it; None where only the narrow one was computed.

@@ -47,7 +47,7 @@ _LINEAR = _VIEWS | {"add_any", "neg"}
 
 @dataclass(frozen=True)
 class Wire:
-    """Formats by role, ZeRO++'s qwZ and qgZ (Wang et al., 2023) among them.
+    """Formats in which gradients and weights are sent, as ZeRO++'s qgZ and qwZ (Wang et al., 2023).
 
     Values of two dims and more are sent so; scalars and vectors as they are. Each element that a device receives is off
     by at most half a step of its block a term; sums are taken in float32 after decoding.
@@ -102,7 +102,7 @@ def wired(x: Any, format: WireFormat) -> Any:
 
 
 def with_formats(wire: Wire, closed: ClosedJaxpr, parameters: Sequence[bool]) -> ClosedJaxpr:
-    """The step with marks, with the same arguments and results.
+    """The step with marks on values that are sent in a format, with the same arguments and results.
 
     Args:
         wire: formats by role.

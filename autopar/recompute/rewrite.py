@@ -37,14 +37,14 @@ def recomputed(graph: Graph, phases: Phases, layers: Sequence[Sequence[str]], le
     """``graph`` with a backward pass that recomputes what ``level`` does not hold.
 
     What runs again is the same operator on the same operands, so random bits come out the same. Its operands pass an
-    ``optimization_barrier``, with a value of the backward pass where one is at hand: compilers must not merge the
-    two runs, nor do the second early.
+    ``optimization_barrier``, with a value of the backward pass where one is at hand: compilers must not merge the two
+    runs, nor do the second early.
 
     Args:
-        graph: see `autopar.recompute.select`.
-        phases: likewise.
-        layers: likewise.
-        level: likewise.
+        graph: operators of the forward and the backward pass, and perhaps of more.
+        phases: ids of the operators of each pass.
+        layers: by layer the ids of its operators in the forward pass.
+        level: how much is kept.
     """
     selected = select(graph, phases, layers, level)
     return _Rewriting(graph, phases, selected.groups).result() if selected.groups else Recomputed(graph, {}, {})

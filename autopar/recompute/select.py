@@ -77,10 +77,10 @@ def select(graph: Graph, phases: Phases, layers: Sequence[Sequence[str]], level:
 
     Args:
         graph: operators of the forward and the backward pass, and perhaps of more.
-        phases: which they are.
-        layers: by layer the ids of its operators in the forward pass. An operator in no layer may run again for
-            any of them.
-        level: how much to hold.
+        phases: ids of the operators of each pass.
+        layers: by layer the ids of its operators in the forward pass. An operator in no layer may run again for any of
+            them.
+        level: how much to hold: "none" recomputes nothing, "full" holds the inputs of layers alone.
     """
     return _Selection(graph, phases, layers, level).selected()
 

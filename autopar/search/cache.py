@@ -175,7 +175,15 @@ class PlanCache:
         meter: Meter | None = None,
         rows: Sequence[TrailRow] = (),
     ) -> None:
-        """Keeps a plan under a key, unless it is too large, its text does not give it back, or the disk is full."""
+        """Keeps a plan under a key, unless it is too large, its text does not give it back, or the disk is full.
+
+        Args:
+            key: from `key_of`.
+            content: the plan.
+            details: its timeline and other figures that are not in the plan's own file.
+            meter: work units that planning took.
+            rows: rows of the trail: what became of each region of the search.
+        """
         with contextlib.suppress(OSError, ValueError, PlanMismatchError):
             raw = _packed(key, encode(content, details), meter or Meter(), rows)
             if len(raw) <= self.most_bytes and _unpacked(key, raw)[0].content == content:

@@ -407,7 +407,7 @@ def levels_of(remat: str) -> tuple[Level, ...]:
     """Levels of recomputation to try, that which keeps the most activations first.
 
     Args:
-        remat: the level that is asked for, as "dots"; "auto" for all.
+        remat: the level that is asked for, as "selective"; "auto" for all.
     """
     return LEVELS if remat == "auto" else tuple(level for level in LEVELS if level == remat)
 

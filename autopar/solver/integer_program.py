@@ -100,7 +100,10 @@ class IntegerProgram:
         return tuple(int(np.argmax(values[a:b])) for a, b in ends)
 
     def values(self, choice: Sequence[int]) -> Array | None:
-        """Columns under ``choice`` (z is 0); None where it takes a forbidden pair."""
+        """Values of the program's variables (0 or 1) under ``choice``; None where it takes a forbidden pair.
+
+        The last variable, the largest memory, is 0.
+        """
         values: Array = np.zeros(self.costs.size)
         values[self.first[:-1] + np.asarray(choice, dtype=np.int64)] = 1.0
         for edge in self.edges:

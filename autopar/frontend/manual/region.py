@@ -90,7 +90,7 @@ def run_region(eqn: JaxprEqn, operands: Sequence[Any], outer: Mapping[str, int])
 
 @dataclass(frozen=True)
 class HeldCopies:
-    """An array between regions whose copies on the devices of the user's mesh may differ.
+    """An array between two manual regions (``shard_map``) whose copies on the devices of the user's mesh may differ.
 
     Args:
         whole: the array, that of the first device along ``axes``.

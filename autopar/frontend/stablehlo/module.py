@@ -45,7 +45,7 @@ class StablehloModule:
         module: the MLIR module; calls of its entry function are inlined.
         entry: that function.
         arguments: of that function.
-        results: likewise.
+        results: of that function.
         notes: what was in it and is not kept.
     """
 

@@ -27,7 +27,7 @@ class Operation:
 
     Args:
         op: the MLIR operation.
-        number: its position, see `Module.operations`.
+        number: its position among all operations of the entry function, loops and branches included.
     """
 
     op: Any

@@ -153,7 +153,7 @@ class Term:
 
 @dataclass(frozen=True)
 class Cone:
-    """The linear part of a graph after a product, up to the products that it ends in.
+    """Linear operators (sums, transposes, scalings) between one product and the products that read them.
 
     Args:
         product: the product.

@@ -28,7 +28,7 @@ from autopar.ir.types import TensorType
 
 @dataclass(frozen=True)
 class ChangedOperator:
-    """An operator of a change.
+    """An operator that computing products in another order removes or adds.
 
     Args:
         op: the operator.
@@ -197,7 +197,7 @@ _Key: TypeAlias = tuple[str, str, tuple[Operand, ...]]
 
 @dataclass(frozen=True)
 class Existing:
-    """Operators and values of a graph before it is rewritten; see `child`.
+    """Operators and values of a graph before it is rewritten, by what they compute.
 
     Args:
         results: by what it computes the place and result of an operator: twice its index, one less where it is new.
@@ -226,7 +226,7 @@ class Existing:
         return known
 
     def child(self) -> Existing:
-        """The same; what is added to it stays out of this one."""
+        """A copy, to which operators are added that this one does not get."""
         return Existing(ChainMap({}, self.results), ChainMap({}, self.counts), ChainMap({}, self.types))
 
     def add(self, op: Operator, place: int) -> None:

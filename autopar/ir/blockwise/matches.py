@@ -29,7 +29,10 @@ Kind: TypeAlias = OneOf["scores", "largest", "shifted", "terms", "slope", "other
 
 @dataclass(frozen=True)
 class Terms:
-    """A sum of monomials.
+    """A polynomial in the values of a softmax: the form in which its backward pass is recognized.
+
+    Monomials are powers of e (exponentials of shifted scores), l (their sum), g (gradient of the probabilities) and d
+    (sum of g e over a row).
 
     Args:
         of: the coefficient of each; none is 0.

@@ -51,7 +51,7 @@ def moved(op: Operator, type: TensorType, labels: Labels) -> Labels | None:
 
 
 def before(op: Operator, type: TensorType, labels: Labels) -> Labels | None:
-    """Labels of the operand of an operator of `MOVES`, from those of its result."""
+    """Labels of the operand's dims of a transpose, reshape or broadcast, from those of its result."""
     result = op.results[0].type
     if op.primitive == "transpose":
         order = op.ints("permutation")
@@ -83,18 +83,18 @@ def is_positional(op: Operator) -> bool:
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """Loops of an operator.
+    """Loops of an operator ``attention``, as over heads, queries and keys, by dim of its operands and results.
 
     Args:
         keys: number of the loop over keys.
         rows: of the loop over the tokens that ask; None where there is none.
         operands: by operand and dim the number of the loop; None where all blocks take the whole.
-        results: likewise.
-        scores: of the scores.
-        softmax: of what the softmax is of.
-        slope: of its gradient, as the region ``gradient`` takes it.
+        results: by result and dim the number of the loop.
+        scores: by dim of the scores the number of the loop.
+        softmax: by dim of the softmax's operand the number of the loop.
+        slope: by dim of the gradient of that operand the number of the loop.
         gradients: of an ``attention_backward``, which of queries, keys and values it has gradients of.
-        causal: whether no row has a key that comes after it, see `autopar.ir.blockwise.causal`.
+        causal: whether a mask leaves each row the keys up to its own alone.
     """
 
     keys: int
@@ -141,7 +141,7 @@ class AttentionSpec:
 
     @property
     def sums(self) -> Labels:
-        """Loops of the dims of what each row has one of."""
+        """Loops of the dims of a value with one element a row, as the sum of exponentials."""
         return tuple(i for i in self.scores if i != self.keys)
 
     def sizes(self, shapes: Sequence[tuple[int, ...]]) -> dict[int, int]:

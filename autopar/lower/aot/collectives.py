@@ -132,8 +132,8 @@ class Pairing:
     Args:
         kept: counts of those that were compiled as they were predicted.
         rewritten: those that XLA did in another way.
-        missing: counts of predicted ones that are left over.
-        surplus: likewise compiled ones.
+        missing: counts of predicted collectives that were not compiled.
+        surplus: counts of compiled collectives that were not predicted.
     """
 
     kept: Mapping[Key, float]

@@ -31,13 +31,13 @@ _ATTEMPTS = 5
 
 @dataclass(frozen=True)
 class OfferedShard:
-    """A rectangular part of an array that waits to be pulled.
+    """A rectangular part of an array that its process offers, for a receiver's device to pull.
 
     Args:
         start: index of its first element.
         shape: its shape.
-        server: where it is.
-        number: as what; it can be pulled once.
+        server: address of the process that has it.
+        number: number under which it can be pulled, once.
     """
 
     start: tuple[int, ...]

@@ -45,7 +45,7 @@ class TimedCollectives:
 
     @property
     def seconds(self) -> float:
-        """Seconds a step besides those of computation without blocks."""
+        """Exposed seconds of all collectives a step, and what products take longer as collective matmuls."""
         return sum(self.exposed_s) + sum(self.longer_s.values())
 
 

@@ -70,12 +70,12 @@ class PipelineSearch:
 
     @property
     def problem(self) -> Problem:
-        """The whole."""
+        """The problem of the whole step."""
         return self.step.problem
 
     @property
     def source(self) -> StageSource:
-        """Cuts it."""
+        """The traced step, which can be cut into stages."""
         return self.step.source
 
     def attempt(self, trial: PipelineTrial, cutoff_s: float, explain: bool) -> Plan | Bounded:

@@ -31,8 +31,8 @@ Kind: TypeAlias = OneOf["scores", "largest", "shifted", "terms", "slope", "other
 class Terms:
     """A polynomial in the values of a softmax: the form in which its backward pass is recognized.
 
-    Monomials are powers of e (exponentials of shifted scores), l (their sum), g (gradient of the probabilities) and d
-    (sum of g e over a row).
+    Monomials are powers of e (exponentials of shifted scores), l (their sum over keys), g (gradients of the
+    probabilities) and d (sum over keys of probabilities times g).
 
     Args:
         of: the coefficient of each; none is 0.

@@ -45,11 +45,11 @@ def _order(meshes: MeshSearch) -> list[LogicalMesh]:
 
 
 def summed_cutoff_s(meshes: MeshSearch) -> float:
-    """Seconds that the sum of an answer must stay below, so that its step stays below ``cutoff_s`` of the sub-problem.
+    """Cutoff for the sum of seconds of a choice, from the cutoff for its step (``cutoff_s`` of the sub-problem).
 
     A step is shorter than the sum of its computation and conversions: some overlap with others, are sent together, or
-    are counted for each reader. The share that is left is that of the answer without a limit on the mesh most like the
-    machine. It is an estimate, of which no bound is made.
+    are counted for each reader. The ratio of the two is taken from the choice without a memory limit on the mesh most
+    like the machine. It is an estimate, of which no bound is made.
     """
     cutoff_s = meshes.problem.subproblem.cutoff_s
     if cutoff_s == math.inf:

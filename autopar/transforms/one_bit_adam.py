@@ -25,13 +25,15 @@ from autopar.transforms.replicas import check_replicas
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class OneBitAdamState:
-    """Moments and errors, a leaf a parameter.
+    """State of 1-bit Adam: Adam's moments, and what compression left out of earlier messages (error feedback).
+
+    Each field but the count has a leaf for each parameter.
 
     Args:
-        momentum: m, like the parameter.
-        variance: v, likewise.
-        errors: d_i in chunks, ``[replicas, replicas, chunk]``.
-        server_errors: d in chunks, ``[replicas, chunk]``.
+        momentum: first moment, of the parameter's shape.
+        variance: second moment, of the parameter's shape.
+        errors: error of each replica's own compressed momentum, in chunks: ``[replicas, replicas, chunk]``.
+        server_errors: error of the compressed mean, of which each replica has a chunk: ``[replicas, chunk]``.
         count: updates done.
     """
 

@@ -161,8 +161,9 @@ def list_schedule(
 
     Args:
         tasks: in program order.
-        transfers: those of one value and consumer in the order in which they are made of each other.
-        groups: numbers of transfers that are sent as one, of one link and none made of another; see `combined`.
+        transfers: collectives; of several that convert one value for one reader each takes the result of the one
+            before.
+        groups: indices of transfers that are sent as one message: on one link, none of them on the result of another.
     """
     state, is_in_flight, now, idle_since, computing = _Schedule(tasks, transfers, groups), {}, 0.0, 0.0, False
     while True:

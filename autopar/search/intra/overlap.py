@@ -157,7 +157,7 @@ class _Schedule:
 def list_schedule(
     tasks: Sequence[TimedTask], transfers: Sequence[Transfer], groups: Sequence[Sequence[int]] = ()
 ) -> Timing:
-    """The schedule of tasks with transfers next to them.
+    """List scheduling: tasks run in program order, transfers next to them once their values and links are free.
 
     Args:
         tasks: in program order.

@@ -130,7 +130,7 @@ VISITS: tuple[Visit, ...] = (
         ("autopar", "plan", "train.py:train_step", "--cluster", "mine.toml", "-q", "--search", "zero3"),
         ("examples/s", "model FLOPs utilization", "$20.00 an hour", "a million examples"),
     ),
-    Visit(14, _plan("--stages", "99"), ("cannot be cut into 99 stages", "num_stages=8 or fewer"), code=1),
+    Visit(14, _plan("--stages", "99"), ("cannot be cut into 99 stages", "--stages 8 or fewer"), code=1),
     Visit(14, _plan("--memory-limit", "1kB"), ("the least that would do is 3.08 MB (3080196 bytes)",), code=1),
     Visit(14, _plan("--mesh", "3"), ("shapes that do: 8, 2x4, 4x2",), code=1),
     Visit(14, _plan("--tp", "3"), ("dgx-a100 has 8 devices",), code=1),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
@@ -10,12 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from autopar.api.steps import TracedStep
 from autopar.cost import CostModel
 from autopar.errors import InfeasiblePlanError
+from autopar.frontend import SignatureOptions, flatten_call, trace
+from autopar.plan import StepForm
 from autopar.search import Problem
 from autopar.search.alpa import alpa
 from autopar.search.intra import build
 from autopar.search.intra.floor import held_bytes, held_elsewhere, most_shards
+from autopar.search.pipeline.whole_steps import counts_that_may_fit
+from autopar.search.store import Store
 from autopar.solver.memory import memory_floor
 from examples import gpt, mlp
 from tests.search.problems import f32, problem_of, problem_with, toy
@@ -60,15 +66,14 @@ def test_a_statement_says_no_more_of_another_mesh_than_its_own_does(donates: boo
 
 
 def test_of_a_train_step_most_is_said() -> None:
-    for module, sizes in ((mlp, {"layers": 2, "batch": 512}), (gpt, {"layers": 2, "batch": 64, "scan": True})):
+    for module, sizes in ((mlp, {"layers": 2, "batch": 512}), (gpt, {"layers": 1, "batch": 64, "scan": True})):
         step, args = module.build("tiny", abstract=True, **sizes)
         assert all(0.4 * stated < before <= stated for before, stated in _floors(problem_of(step, args, toy(8))))
 
 
 def test_a_form_that_holds_too_much_is_not_stated(monkeypatch: pytest.MonkeyPatch) -> None:
     step, args = mlp.build(abstract=True, layers=2, hidden=64, batch=16)
-    problem = problem_of(step, args, toy(8), memory_limit_bytes=1000)
-    problem = replace(problem, reporting=replace(problem.reporting, explains_infeasible=False))
+    problem = problem_of(step, args, toy(8), memory_limit_bytes=1000, explains_infeasible=False)
     stated: list[Any] = []
     monkeypatch.setattr(mesh_search, "build", lambda *a, **k: (stated.append(a), build(*a, **k))[1])
     with pytest.raises(InfeasiblePlanError, match="it needs more") as caught:
@@ -76,6 +81,48 @@ def test_a_form_that_holds_too_much_is_not_stated(monkeypatch: pytest.MonkeyPatc
     assert not stated
     assert caught.value.least_bytes is not None
     assert 1000 < caught.value.least_bytes <= min(stated for _, stated in _floors(problem))
+
+
+def test_what_one_mesh_cannot_hold_is_not_stated_on_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    step, args = mlp.build(abstract=True, layers=2, hidden=64, batch=16)
+    problem = problem_of(step, args, toy(8))
+    limit = 1 + int(min(before for before, _ in _floors(problem)))
+    short = problem_with(problem, memory_limit_bytes=limit, explains_infeasible=False)
+    stated: list[Any] = []
+    monkeypatch.setattr(mesh_search, "build", lambda *a, **k: (stated.append(a), build(*a, **k))[1])
+    with pytest.raises(InfeasiblePlanError, match="it needs more"):
+        alpa(short)
+    assert len(stated) == 1 < len(problem.cluster.logical_meshes())
+
+
+def test_the_first_number_of_microbatches_that_may_fit_is_that_of_the_statements(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Numbers that hold too much by the graph of one microbatch are not stated."""
+    fn, args = mlp.build(abstract=True, layers=3, hidden=32, batch=4096)
+    signature, _ = flatten_call(fn, args, {}, SignatureOptions())
+    step, problem, counts = TracedStep(trace(fn, signature), (), (), 4), problem_of(fn, args, toy(4)), [2, 4, 8, 16]
+    meshes = problem.cluster.logical_meshes()
+    graphs = {count: step.in_form(StepForm(count)).graph for count in counts}
+    floors = {
+        count: min(memory_floor(build(replace(problem, graph=graph), mesh).problem) for mesh in meshes)
+        for count, graph in graphs.items()
+    }
+    for count in counts:
+        assert min(held_bytes(problem, mesh, count) for mesh in meshes) <= floors[count]
+    assert sorted(floors.values(), reverse=True) == list(floors.values())
+    stated: list[int] = []
+
+    def noted(problem: Problem, *more: Any, **options: Any) -> Any:
+        stated.append(next(count for count, graph in graphs.items() if graph is problem.graph))
+        return build(problem, *more, **options)
+
+    monkeypatch.setattr(mesh_search, "build", noted)
+    for first in (4, 16):
+        stated.clear()
+        short = problem_with(problem, memory_limit_bytes=math.ceil(floors[first]))
+        assert counts_that_may_fit(replace(short, store=Store()), step, counts) == counts[counts.index(first) :]
+    assert 2 not in stated and 16 in stated
 
 
 def test_each_axis_splits_one_dim_that_it_divides() -> None:

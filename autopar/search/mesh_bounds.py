@@ -56,11 +56,11 @@ def least_bytes(meshes: MeshSearch) -> float:
     by_graph = min(held_bytes(problem, mesh) for mesh in meshes.meshes)
     if by_graph > limit:
         return by_graph
-    stated = meshes.program(first)
-    of_first = memory_floor(stated.problem)
+    program = meshes.program(first)
+    of_first = memory_floor(program.problem)
     if of_first <= limit:
         return of_first
-    return min([of_first, *(held_elsewhere(problem, stated, mesh) for mesh in others)])
+    return min([of_first, *(held_elsewhere(problem, program, mesh) for mesh in others)])
 
 
 def summed_cutoff_s(meshes: MeshSearch) -> float:

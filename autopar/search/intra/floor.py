@@ -46,8 +46,8 @@ def held_bytes(problem: Problem, mesh: LogicalMesh, microbatches: int = 1) -> fl
     sizes = tuple(n for _, n in mesh.axes)
     bytes = lives.most(sizes, problem.job.donated, microbatches, halves=cost.halves_products)
     extra = problem.subproblem.extra_in_flight
-    waiting = (_piece_bytes(type, sizes, halves=cost.halves_products) for type in lives.waiting)
-    return bytes + (extra * sum(waiting) if extra else 0.0)
+    each = (_shard_bytes(type, sizes, halves=cost.halves_products) for type in lives.in_flight)
+    return bytes + (extra * sum(each) if extra else 0.0)
 
 
 def held_elsewhere(problem: Problem, known: ShardingProblem, mesh: LogicalMesh) -> float:
@@ -76,7 +76,7 @@ def held_elsewhere(problem: Problem, known: ShardingProblem, mesh: LogicalMesh) 
     sizes, halves = tuple(n for _, n in mesh.axes), problem.cost_model.halves_products
     changes = np.zeros(max((stop for _, stop in times.values()), default=0) + 1)
     for (key, kind), (start, stop) in times.items():
-        bytes = _piece_bytes(known.values[key].type, sizes, halves=halves)
+        bytes = _shard_bytes(known.values[key].type, sizes, halves=halves)
         bytes *= problem.subproblem.extra_in_flight if kind else 1
         changes[start] += bytes
         changes[stop] -= bytes
@@ -108,13 +108,13 @@ class _Lives:
     Args:
         on_chip: whether values inside of attention never are.
         lives: of them.
-        waiting: types of values that the forward pass of a stage makes and its backward pass takes.
+        in_flight: types of values that the forward pass of a stage makes and its backward pass takes.
         time: of the operator at hand, each being a step of time, bodies of loops in place.
     """
 
     on_chip: bool
     lives: list[_Life] = field(default_factory=list)
-    waiting: list[TensorType] = field(default_factory=list)
+    in_flight: list[TensorType] = field(default_factory=list)
     time: int = 0
 
     def of_step(self, graph: Graph) -> _Lives:
@@ -133,7 +133,7 @@ class _Lives:
             graph: the step or a body.
             enclosing: phase of the operator whose body it is.
         """
-        made: dict[str, tuple[int, TensorType, bool]] = {}
+        results: dict[str, tuple[int, TensorType, bool]] = {}
         last: dict[str, int] = {}
         never = on_chip_operators(graph, graph.fact(attention_cores)) if self.on_chip else frozenset[str]()
         for op in graph.operators:
@@ -142,13 +142,13 @@ class _Lives:
             phase = phase_of(op, enclosing)
             for _, region in op.regions:
                 self._walk(region, phase)
-                self.waiting += _waiting_types(region, phase) if is_stage_loop(op) else ()
+                self.in_flight += _types_in_flight(region, phase) if is_stage_loop(op) else ()
             if op.regions:
                 self.time += 1
                 last.update(dict.fromkeys(_stacks_of(op), self.time))
             if op.id not in never and _is_stored(op):
-                made.update((v.name, (self.time, v.type, phase != "update")) for v in op.results)
-        for name, (start, type, repeats) in made.items():
+                results.update((v.name, (self.time, v.type, phase != "update")) for v in op.results)
+        for name, (start, type, repeats) in results.items():
             if last.get(name, 0) > start:
                 self.lives.append(_Life(type, start, last[name], repeats))
         return last
@@ -160,15 +160,15 @@ class _Lives:
             sizes: of the axes of a mesh.
             donated: inputs whose buffers the step may reuse.
             microbatches: their number.
-            halves: see `_piece_bytes`.
+            halves: see `_shard_bytes`.
         """
         changes = np.zeros(self.time + 2)
-        pieces: dict[TensorType, float] = {}
+        shard_bytes: dict[TensorType, float] = {}
         for life in self.lives:
             type = life.type
-            if type not in pieces:
-                pieces[type] = _piece_bytes(type, sizes, halves=halves)
-            bytes = pieces[type] / (microbatches if life.repeats else 1)
+            if type not in shard_bytes:
+                shard_bytes[type] = _shard_bytes(type, sizes, halves=halves)
+            bytes = shard_bytes[type] / (microbatches if life.repeats else 1)
             changes[life.start] += bytes
             changes[life.stop if not life.input or life.input in donated else -1] -= bytes
         return float(np.cumsum(changes[:-1]).max(initial=0.0))
@@ -184,7 +184,7 @@ def _on_chip_lives(graph: Graph) -> _Lives:
     return _Lives(True).of_step(graph)
 
 
-def _waiting_types(body: Graph, enclosing: str) -> list[TensorType]:
+def _types_in_flight(body: Graph, enclosing: str) -> list[TensorType]:
     """Types of what the operators of a stage's loop make in the forward pass, and take in the backward pass.
 
     Args:
@@ -198,8 +198,8 @@ def _waiting_types(body: Graph, enclosing: str) -> list[TensorType]:
     return [v.type for v in results if v.name in taken]
 
 
-def _piece_bytes(type: TensorType, sizes: Sequence[int], *, halves: bool) -> float:
-    """Bytes of the least piece of a value.
+def _shard_bytes(type: TensorType, sizes: Sequence[int], *, halves: bool) -> float:
+    """Bytes of the least shard of a value.
 
     Args:
         type: of the value.
@@ -222,7 +222,7 @@ def _is_stored(op: Operator) -> bool:
 
 
 def _stacks_of(op: Operator) -> list[str]:
-    """What a loop takes slices of, which is there until it ends."""
+    """Stacks of which a loop takes slices; they are there until it ends."""
     if op.primitive != "scan":
         return []
     kept = state_replaced(op)
@@ -231,7 +231,7 @@ def _stacks_of(op: Operator) -> list[str]:
 
 
 def most_shards(type: TensorType, sizes: Sequence[int]) -> int:
-    """Pieces into which a value can be split on a mesh: each axis splits one dim that it divides, or none.
+    """Shards into which a value can be split on a mesh: each axis splits one dim that it divides, or none.
 
     Args:
         type: of the value.

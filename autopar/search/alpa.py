@@ -16,13 +16,12 @@ from autopar.search.mesh_bounds import (
     LimitRelaxations,
     RelaxedMesh,
     all_relaxed,
-    least_bytes,
     relaxation_within_limit,
     relaxations_within_limit,
     summed_cutoff_s,
     too_little,
 )
-from autopar.search.mesh_search import MeshSearch, MeshSolution, holding_more
+from autopar.search.mesh_search import MeshSearch, MeshSolution
 from autopar.search.outcome import Bounded
 from autopar.search.problem import Problem
 from autopar.solver import Solution, Status, is_feasible, peak_bytes
@@ -46,11 +45,6 @@ def alpa(problem: Problem) -> Plan | Bounded:
         InfeasiblePlanError: no sharding fits the memory limit; it has the least memory that would do.
     """
     meshes = MeshSearch(problem)
-    # Where nothing fits no mesh is relaxed, unless somebody asks how fast it is without the limit, or what would do.
-    if not (problem.subproblem.ample_memory or problem.reporting.explains_infeasible):
-        needed = least_bytes(meshes)
-        if needed > problem.memory_limit_bytes:
-            raise holding_more(problem, needed)
     if problem.subproblem.relaxation_only:
         return _by_relaxation(meshes)
     known_s = summed_cutoff_s(meshes)

@@ -16,7 +16,6 @@ from autopar.cluster import LogicalMesh
 from autopar.errors import InfeasiblePlanError
 from autopar.plan.text import bytes_text
 from autopar.search.intra import ShardingProblem, extract
-from autopar.search.intra.floor import held_bytes, held_elsewhere
 from autopar.search.mesh_search import MeshSearch
 from autopar.search.problem import Problem
 from autopar.solver import Solution, peak_bytes, solve_relaxed
@@ -43,24 +42,6 @@ def _order(meshes: MeshSearch) -> list[LogicalMesh]:
     """The meshes, that which is most like the machine first."""
     every = list(enumerate(meshes.meshes))
     return [mesh for _, mesh in sorted(every, key=lambda pair: (_distance(meshes.problem, pair[1]), pair[0]))]
-
-
-def least_bytes(meshes: MeshSearch) -> float:
-    """Bytes a device that every sharding on any mesh holds at some time, as far as nothing is stated for it in vain.
-
-    The graph alone says it first. Where that is within the limit the mesh that is most like the machine is stated, as
-    it is in any case: it says what its shardings hold, and about as much of those on other meshes.
-    """
-    problem, (first, *others) = meshes.problem, _order(meshes)
-    limit = problem.memory_limit_bytes
-    by_graph = min(held_bytes(problem, mesh) for mesh in meshes.meshes)
-    if by_graph > limit:
-        return by_graph
-    program = meshes.program(first)
-    of_first = memory_floor(program.problem)
-    if of_first <= limit:
-        return of_first
-    return min([of_first, *(held_elsewhere(problem, program, mesh) for mesh in others)])
 
 
 def summed_cutoff_s(meshes: MeshSearch) -> float:

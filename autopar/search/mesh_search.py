@@ -336,25 +336,17 @@ def with_allowed(choices: ChoiceProblem, allowed: Mapping[int, ArrayLike]) -> Ch
 
 def infeasible(problem: Problem, problems: Sequence[ShardingProblem]) -> InfeasiblePlanError:
     """The error that says how much memory would do, or a bound of it."""
+    limit = problem.memory_limit_bytes
     floors = sorted(((memory_floor(s.problem), s) for s in problems), key=lambda p: p[0])
-    if not problem.reporting.explains_infeasible:
-        return holding_more(problem, floors[0][0])
-    least = math.inf
-    for floor, s in floors:
-        if floor < least:
-            least = min(least, least_device_memory(s.problem, s.usages))
-    return _without_memory(problem, least, f"the least that would do is {bytes_text(least)} ({math.ceil(least)} bytes)")
-
-
-def holding_more(problem: Problem, floor_bytes: float) -> InfeasiblePlanError:
-    """The error that a problem does not fit, every sharding of which holds so much on a device."""
-    return _without_memory(problem, max(floor_bytes, problem.memory_limit_bytes + 1.0), "it needs more")
-
-
-def _without_memory(problem: Problem, least: float, reason: str) -> InfeasiblePlanError:
+    least, reason = max(floors[0][0], limit + 1.0), "it needs more"
+    if problem.reporting.explains_infeasible:
+        least = math.inf
+        for floor, s in floors:
+            if floor < least:
+                least = min(least, least_device_memory(s.problem, s.usages))
+        reason = f"the least that would do is {bytes_text(least)} ({math.ceil(least)} bytes)"
     return InfeasiblePlanError(
-        f"{problem.graph.name} does not fit {bytes_text(problem.memory_limit_bytes)} a device on "
-        f"{problem.cluster.name}; {reason}",
+        f"{problem.graph.name} does not fit {bytes_text(limit)} a device on {problem.cluster.name}; {reason}",
         cause="parameters, optimizer state and activations, split over all devices, need more than the limit",
         remedy="raise memory_limit, use more devices, a smaller batch, donate_argnums for the state, jax.checkpoint, "
         "or offload='auto' where the cluster gives host_bandwidth",

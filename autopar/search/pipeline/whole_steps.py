@@ -26,8 +26,6 @@ from autopar.cost import send_s
 from autopar.errors import MicrobatchError
 from autopar.ir import Graph
 from autopar.plan import StepForm
-from autopar.search.intra import ShardingProblem
-from autopar.search.intra.floor import held_bytes, held_elsewhere
 from autopar.search.mesh_search import MeshSearch
 from autopar.search.pipeline.partition import between_s
 from autopar.search.pipeline.search_space import unevenness
@@ -171,21 +169,14 @@ def equal_stages(
 def counts_that_may_fit(problem: Problem, step: StepSource, counts: Sequence[int]) -> list[int]:
     """Numbers of microbatches, rising, from the first on in which one stage that recomputes nothing may fit.
 
-    More microbatches hold less. So the first is above those that hold too much by the graph of one microbatch
-    (`held_bytes`), and near them: it is found by what all values hold at least on some mesh, that most like the machine
-    first. Where none may fit all are given.
+    More microbatches hold less, so that the first is found by halving: by what all values hold at least on some mesh,
+    that most like the machine first. Where none may fit all are given.
 
     Args:
         problem: the step in one microbatch.
         step: in other forms.
         counts: numbers of microbatches that may be taken, rising.
     """
-    job = replace(problem.job, num_stages=1, remat="auto", schedule="auto")
-    meshes = by_likeness(problem.cluster)[: problem.policy.enumeration.ranked_meshes]
-
-    def holds(graph: Graph, microbatches: int) -> bool:
-        some = (held_bytes(replace(problem, graph=graph), mesh, microbatches) for mesh in meshes)
-        return min(some) <= problem.memory_limit_bytes
 
     def fits(count: int) -> bool:
         try:
@@ -193,22 +184,12 @@ def counts_that_may_fit(problem: Problem, step: StepSource, counts: Sequence[int
         except MicrobatchError:
             return False
         problem.checkpoint()
-        if not holds(graph, 1):
-            return False
-        search = MeshSearch(replace(problem, graph=graph, job=replace(job, num_microbatches=count)))
-        short: ShardingProblem | None = None
-        for mesh in meshes:
-            if short is None or held_elsewhere(search.problem, short, mesh) <= problem.memory_limit_bytes:
-                short = search.program(mesh)
-                if not short.broken and memory_floor(short.problem) <= problem.memory_limit_bytes:
-                    return True
-        return False
+        job = replace(problem.job, num_microbatches=count, num_stages=1, remat="auto", schedule="auto")
+        meshes = MeshSearch(replace(problem, graph=graph, job=job))
+        some = map(meshes.program, by_likeness(problem.cluster)[: problem.policy.enumeration.ranked_meshes])
+        return any(not s.broken and memory_floor(s.problem) <= problem.memory_limit_bytes for s in some)
 
-    low = high = bisect_left(counts, True, key=lambda count: holds(problem.graph, count))
-    leap = 0
-    while high < len(counts) and not fits(counts[high]):
-        low, high, leap = high + 1, high + 1 + leap, 2 * leap + 1
-    first = bisect_left(counts, True, lo=low, hi=min(high, len(counts)), key=fits)
+    first = 0 if fits(counts[0]) else bisect_left(counts, True, lo=1, key=fits)
     return list(counts[first:] or counts)
 
 

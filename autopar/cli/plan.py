@@ -18,8 +18,6 @@ from autopar.cluster.catalog import find as find_cluster
 from autopar.errors import ClusterError
 from autopar.plan import Plan
 
-#: Ends of names of files that are pages.
-
 
 @click.command(cls=Command, name="plan")
 @click.argument("target", metavar="FILE.py:FUNC")

@@ -16,7 +16,7 @@ from autopar.cost.kernels import KernelRates, Matrices, kernel_rates
 from autopar.cost.model import CostModel
 from autopar.cost.network import NetworkRates
 from autopar.cost.orders import Reorder, packed, reorders, run_bytes
-from autopar.cost.sends import lane_bandwidth, lane_s, least_latency_s, send_s
+from autopar.cost.sends import lane_bandwidth, lane_s, least_latency_s, send_line, send_s
 from autopar.cost.work import (
     PRODUCTS,
     Convolution,
@@ -62,6 +62,7 @@ __all__ = [
     "reorders",
     "roofline_s",
     "run_bytes",
+    "send_line",
     "send_s",
     "total_flops",
     "tree_latency_s",

@@ -51,6 +51,18 @@ def send_s(cluster: Cluster, nbytes: float, source: Sequence[int], target: Seque
     return max(seconds)
 
 
+def send_line(cluster: Cluster, source: Sequence[int], target: Sequence[int]) -> tuple[float, float]:
+    """Seconds of `send_s` without bytes, and those of each byte besides, between two sets of devices.
+
+    Args:
+        cluster: where they are.
+        source: numbers of the devices that send.
+        target: numbers of the devices that receive.
+    """
+    begins_s, many = send_s(cluster, 0.0, source, target), 1e9
+    return begins_s, (send_s(cluster, many, source, target) - begins_s) / many
+
+
 def least_latency_s(cluster: Cluster) -> float:
     """Seconds that `send_s` takes at least, whatever is sent between whichever devices.
 

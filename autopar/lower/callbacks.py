@@ -167,8 +167,8 @@ class Callbacks:
         Args:
             call: the call under way.
         """
-        error = call.error(self.limit_s) if self.stuck is None else None
-        if error is not None:
+        if self.stuck is None:
+            error = call.error(self.limit_s)
             with self.changed:
                 self.stuck = error
                 self.changed.notify_all()

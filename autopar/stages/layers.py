@@ -8,7 +8,7 @@ the layers (`_of_blocks`): what is known of one is then known of all.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -175,7 +175,7 @@ class ForwardCuts:
             if op.primitive == "scan" and Scan.of(op).length > 1:
                 read = {o for later in operators[n + 1 :] for o in later.reads}
                 passing = between[n] - sum(v.type.nbytes for v in op.results if v.name in read)
-                places.append((before[n], before[n + 1], passing + _carried_bytes(graph, op, operators[:n])))
+                places.append((before[n], before[n + 1], passing + _carried_bytes(graph, op, operators[:n], read)))
         return ForwardCuts(*np.array(places).reshape(-1, 3).T)
 
     def boundary_bytes(self, stages: int) -> tuple[float, ...]:
@@ -190,11 +190,18 @@ class ForwardCuts:
         return tuple(least)
 
 
-def _carried_bytes(graph: Graph, loop: Operator, before: Sequence[Operator]) -> int:
-    """Bytes that the trips of a scan send on: carries, and what ``before``, the operators before it, make for all."""
+def _carried_bytes(graph: Graph, loop: Operator, before: Sequence[Operator], later: Set[str]) -> int:
+    """Bytes that the trips of a scan send on for themselves: carries, and values that each trip reads.
+
+    Args:
+        graph: of the loop.
+        loop: the scan.
+        before: operators before it, some of which make these values.
+        later: values that operators after it read, which cross the loop in any case.
+    """
     consts, carries, _ = Scan.of(loop).split(loop.operands)
     varying = {v.name for op in before for v in op.results}
-    sent = dict.fromkeys(o for o in consts if not isinstance(o, Literal) and o in varying)
+    sent = dict.fromkeys(o for o in consts if not isinstance(o, Literal) and o in varying - later)
     return sum(graph.type_of(o).nbytes for o in (*carries, *sent))
 
 

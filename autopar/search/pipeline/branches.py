@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TypeAlias
 
-from autopar.cost import LeastWork, operator_bytes, send_s, total_flops
+from autopar.cost import LeastWork, operator_bytes, send_line, total_flops
 from autopar.errors import InfeasiblePlanError, MicrobatchError
 from autopar.ir import Graph, Operator
 from autopar.ir.independent import IndependentBranches, grouped, independent_branches
@@ -185,8 +185,7 @@ def _between(problem: Problem) -> _Between:
     @cache
     def rate(one: tuple[int, int], other: tuple[int, int]) -> tuple[float, float]:
         source, target = (range(first, first + size) for first, size in (one, other))
-        begins_s, many = send_s(cluster, 0.0, source, target), 1e9
-        return begins_s, (send_s(cluster, many, source, target) - begins_s) / many
+        return send_line(cluster, source, target)
 
     def seconds(nbytes: float, one: tuple[int, int], other: tuple[int, int]) -> float:
         begins_s, each_s = rate(one, other)

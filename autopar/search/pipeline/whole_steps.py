@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from autopar.cluster import Cluster, LogicalMesh
-from autopar.cost import send_s
+from autopar.cost import send_line
 from autopar.errors import MicrobatchError
 from autopar.ir import Graph
 from autopar.plan import StepForm
@@ -95,9 +95,9 @@ class EqualStages:
             uneven: ratio of the heaviest worker's work to an equal share; None for that of one stage on each worker.
         """
         times = self.uneven if uneven is None else uneven
-        each_s, slowest_s = times * self.busy_s(count) / count, chunks * max(self._messages_s(count), default=0.0)
-        filled_s = each_s * (1 + (self.stages - 1) / chunks) + 2 * chunks * sum(self._messages_s(count))
-        return filled_s + (count - 1) * float(between_s(each_s, slowest_s))
+        each_s, messages_s = times * self.busy_s(count) / count, self._messages_s(count)
+        filled_s = each_s * (1 + (self.stages - 1) / chunks) + 2 * chunks * sum(messages_s)
+        return filled_s + (count - 1) * float(between_s(each_s, chunks * max(messages_s, default=0.0)))
 
     def least_s(self, possible: Sequence[int], bubble_left: float) -> float:
         """Seconds in the best of some numbers of microbatches, with what weight gradients leave of the bubble of 1F1B.
@@ -126,8 +126,8 @@ def _sends(problem: Problem, stages: int) -> tuple[tuple[float, float], ...]:
     sends = []
     for k, nbytes in enumerate(cuts.boundary_bytes(stages)):
         source, target = (range(size * first, size * (first + 1)) for first in (k, k + 1))
-        begins_s = send_s(problem.cluster, 0.0, source, target)
-        sends.append((begins_s, send_s(problem.cluster, nbytes, source, target) - begins_s))
+        begins_s, byte_s = send_line(problem.cluster, source, target)
+        sends.append((begins_s, byte_s * nbytes))
     return tuple(sends)
 
 

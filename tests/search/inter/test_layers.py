@@ -52,8 +52,8 @@ def test_the_bytes_of_a_cut_are_those_of_what_crosses_it(count):
     assert found.cut_bytes == (8 // count * 32 * 4,)
 
 
-def _in_a_loop(weights, x, memory):
-    """A stack of four layers, each of which reads ``memory``, between two products."""
+def _in_a_loop(weights, x, memory, again):
+    """A stack of four layers, each of which reads ``memory``, between two products; ``again`` if it is read after."""
     head, stack, tail = weights
     first = x @ head
 
@@ -61,15 +61,16 @@ def _in_a_loop(weights, x, memory):
         return jnp.tanh(y @ w) + memory @ w, None
 
     y, _ = jax.lax.scan(layer, first, stack)
-    return (y + first) @ tail
+    return (y + first + (memory if again else 0.0)) @ tail
 
 
-def test_a_loop_over_layers_is_cut_after_any_trip_and_sends_what_every_trip_reads():
+@pytest.mark.parametrize("again", [False, True])
+def test_a_loop_over_layers_is_cut_after_any_trip_and_sends_what_every_trip_reads_once(again):
     weights = jnp.ones((4, 16)), jnp.ones((4, 16, 16)), jnp.ones((16, 2))
 
     def forward(weights, batch):
         x, memory = batch
-        return _in_a_loop(weights, x, memory + 0.0)
+        return _in_a_loop(weights, x, memory + 0.0, again)
 
     graph = traced(forward, (weights, (jnp.ones((8, 4)), jnp.ones((8, 16)))))[0].graph
     cuts = layers.ForwardCuts.of(graph)

@@ -20,7 +20,7 @@ from jax import lax
 
 from autopar._compat.dtypes import numpy_dtype
 from autopar.ir import Operator
-from autopar.lower.localize.base import LocalContext, axis_names
+from autopar.lower.localize.base import LocalContext, permuted
 from autopar.lower.values import Unmade
 from autopar.sharding.collective_matmul import OPERANDS, CollectiveMatmul, gathered_matmul, scattered_matmul
 from autopar.sharding.reshard import ReshardStep
@@ -60,9 +60,8 @@ class Ring:
 
     def passed(self, block: Any, by: int) -> Any:
         """The value of the device that is ``by`` places further."""
-        names = axis_names(self.context.index, self.axes)
         pairs = [((n + by) % self.size, n) for n in range(self.size)]
-        return self.context.send(lambda b: lax.ppermute(b, names, pairs), block)
+        return self.context.send(lambda b: permuted(b, self.axes, pairs, self.context.index), block)
 
 
 def gathered_product(how: CollectiveMatmul, ring: Ring, block: Any, other: Any, product: Product) -> tuple[Any, Any]:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from autopar.cluster import LogicalMesh
-from autopar.lower.localize.base import AxisIndex, as_bytes, axis_names
+from autopar.lower.localize.base import AxisIndex, as_bytes, axis_names, permuted
 from autopar.sharding.reshard import ReshardStep
 from autopar.transforms.formats import Encoded, Format
 
@@ -75,7 +75,7 @@ def _apply(step: ReshardStep, array: Any, sizes: tuple[int, ...], index: AxisInd
 def _permute(array: Any, axes: tuple[str, ...], mesh: LogicalMesh, index: AxisIndex) -> Any:
     ordered = tuple(sorted(axes, key=mesh.names.index))
     sizes = (mesh.sizes[a] for a in axes)
-    return lax.ppermute(array, axis_names(index, ordered), exchange(*sizes, transposed=ordered != axes))
+    return permuted(array, ordered, exchange(*sizes, transposed=ordered != axes), index)
 
 
 def exchange(a: int, b: int, *, transposed: bool = False) -> tuple[tuple[int, int], ...]:

@@ -67,62 +67,84 @@ def cases(seed: int, count: int) -> list[tuple[str, str, dict[str, Any]]]:
     return drawn
 
 
-def measured(seed: int, count: int, cluster: autopar.Cluster, until_s: float) -> Iterator[Row]:
-    """A row a case until the clock says ``until_s``; what fails says why."""
+def measured(
+    seed: int, count: int, cluster: autopar.Cluster, until_s: float, calibrated: autopar.Cluster | None = None
+) -> Iterator[Row]:
+    """A row a case until the clock says ``until_s``; what fails says why.
+
+    Args:
+        seed: of the cases.
+        count: how many.
+        cluster: one device, which steps are priced for.
+        until_s: of `time.monotonic`.
+        calibrated: the same device with figures that were measured; None leaves them out.
+    """
     for name, preset, overrides in cases(seed, count):
         if time.monotonic() > until_s:
             return
         row: Row = {"example": name, "preset": preset, "overrides": overrides}
         try:
-            row |= _row(name, preset, overrides, cluster)
+            row |= _row(name, preset, overrides, cluster, calibrated)
         except Exception as error:
             row["error"] = f"{type(error).__name__}: {str(error).splitlines()[0][:300] if str(error) else ''}"
         gc.collect()
         yield row
 
 
-def _row(name: str, preset: str, overrides: dict[str, Any], cluster: autopar.Cluster) -> Row:
+def _row(
+    name: str, preset: str, overrides: dict[str, Any], cluster: autopar.Cluster, calibrated: autopar.Cluster | None
+) -> Row:
     step, abstract = _MODULES[name].build(preset, abstract=True, **overrides)
     start = time.perf_counter()
     plan = autopar.parallelize(step, cluster=cluster, donate_argnums=0).plan(*abstract)
     row: Row = {"predicted_s": plan.step_time, "predicted_memory_bytes": plan.peak_memory}
     row["planning_s"] = time.perf_counter() - start
+    if calibrated is not None:
+        row["calibrated_s"] = autopar.parallelize(step, cluster=calibrated, donate_argnums=0).plan(*abstract).step_time
     _, (state, batch) = _MODULES[name].build(preset, **overrides)
     start = time.perf_counter()
     compiled = jax.jit(step, donate_argnums=0).lower(state, batch).compile()
     row["compile_s"] = time.perf_counter() - start
-    memory = compiled.memory_analysis()
-    row["compiled_memory_bytes"] = (
-        memory.argument_size_in_bytes
-        + memory.output_size_in_bytes
-        + memory.temp_size_in_bytes
-        - memory.alias_size_in_bytes
-    )
+    row["compiled_memory_bytes"] = allocated_bytes(compiled.memory_analysis())
     cost = compiled.cost_analysis()
     row["xla_flops"], row["xla_bytes"] = cost.get("flops"), cost.get("bytes accessed")
-    state, row["measured_s"], row["spread_s"] = _timed(compiled, state, batch)
+    state, row["measured_s"], row["spread_s"] = timed(compiled, state, batch)
     state, row["kernels"] = _kernels(compiled, state, batch)
-    decorated = autopar.parallelize(step, cluster=autopar.Cluster.local(), donate_argnums=0)
+    decorated = autopar.parallelize(step, cluster=autopar.Cluster.local(figures="list"), donate_argnums=0)
     del compiled
     state, batch = decorated.shard(state, batch)
-    row["autopar_s"] = _timed(decorated, state, batch)[1]
+    row["autopar_s"] = timed(decorated, state, batch)[1]
     return row
 
 
-def _timed(step: Any, state: Any, batch: Any) -> tuple[Any, float, float]:
-    """State after steps that follow each other, median seconds of one, and half of the spread."""
+def allocated_bytes(memory: Any) -> int:
+    """Bytes that a program holds at once, of what XLA says of it (``memory_analysis``)."""
+    held = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
+    return int(held - memory.alias_size_in_bytes)
+
+
+def timed(step: Any, state: Any, batch: Any, loops: bool = True) -> tuple[Any, float, float]:
+    """State after steps that follow each other, median seconds of one, and half of the spread.
+
+    Args:
+        step: gives the next state and metrics.
+        state: of the first step; the step may take it over.
+        batch: of every step.
+        loops: whether a step starts from the state of the one before, or each from the first.
+    """
+    first = state
     for _ in range(3):
-        state, metrics = step(state, batch)
+        state, metrics = step(state if loops else first, batch)
     jax.block_until_ready((state, metrics))
     start = time.perf_counter()
-    state, metrics = step(state, batch)
+    state, metrics = step(state if loops else first, batch)
     jax.block_until_ready((state, metrics))
     runs = max(2, min(200, round(0.15 / (time.perf_counter() - start))))
     times = []
     for _ in range(5):
         start = time.perf_counter()
         for _ in range(runs):
-            state, metrics = step(state, batch)
+            state, metrics = step(state if loops else first, batch)
         jax.block_until_ready((state, metrics))
         times.append((time.perf_counter() - start) / runs)
     return state, statistics.median(times), (max(times) - min(times)) / 2

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
+from click.testing import CliRunner
 
 import autopar
+from benchmarks.device import options
+from benchmarks.device.__main__ import main
 from benchmarks.device.kernels import seconds
 from benchmarks.device.steps import cases, measured
 
@@ -36,3 +41,16 @@ def test_seconds_are_of_one_run() -> None:
     runs = []
     took = seconds(lambda: runs.append(1) or sum(range(20_000)))
     assert len(runs) > 7 and 0 < took < 1
+
+
+@pytest.mark.slow
+def test_an_option_is_held_against_the_plain_step(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(options, "OPTIONS", {"two microbatches": {"num_microbatches": 2}, "none such": {"remat": "no"}})
+    out = tmp_path / "rows.json"
+    arguments = ["--out", str(out), "--small", "--products", "0", "--steps", "0"]
+    CliRunner().invoke(main, arguments, catch_exceptions=False)
+    rows = {r["name"]: r for r in json.loads(out.read_text(encoding="utf-8"))["rows"]}
+    assert rows["two microbatches"]["difference"] < 1e-4 and rows["two microbatches"]["measured_s"] > 0
+    assert "remat" in rows["none such"]["error"]
+    assert rows["callback"]["result"] == "raised: JaxRuntimeError with its text"
+    assert "refused" in rows["too large"]["result"]

@@ -14,6 +14,7 @@ from jax.sharding import AxisType, PartitionSpec
 from autopar._compat.primitives import bind
 from autopar.ir import Layout, TensorType
 from autopar.lower.localize import LocalContext, localize
+from autopar.lower.localize.base import DeviceAxes, permuted
 from autopar.lower.localize.registry import LOCALIZERS
 from autopar.sharding import Rule, Strategy, register_rule, unregister_rule
 from autopar.sharding.registry import BUILT_IN
@@ -88,3 +89,25 @@ def test_the_harness_asks_for_strategies() -> None:
     with pytest.raises(AssertionError, match="only 1 strategies"):
         ran: list[Strategy] = check_localized(jnp.exp, np.ones((3,), np.float32), meshes=MESHES[:1])
         assert ran
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("axes", [("x",), ("y",), ("x", "y")])
+def test_gathers_receive_what_permutes_do(axes: tuple[str, ...], seed: int) -> None:
+    """Any pairs, of some devices or of all; the first half of the devices calls the gather alone, in a branch."""
+    mesh = jax.make_mesh((2, 2, 2), ("half", "x", "y"), axis_types=(AxisType.Auto,) * 3)
+    number = 2 ** len(axes)
+    draw = np.random.default_rng(seed)
+    senders, receivers = draw.permutation(number), draw.permutation(number)
+    pairs = [(int(a), int(b)) for a, b in zip(senders, receivers, strict=True)][: draw.integers(1, number + 1)]
+    gathers = DeviceAxes({a: (a,) for a in axes}, gathers=True)
+
+    def device(x: Any) -> Any:
+        branches = [lambda y: permuted(y, axes, pairs, gathers), lambda y: y]
+        return permuted(x, axes, pairs, lax.axis_index), lax.switch(lax.axis_index("half"), branches, x)
+
+    spec = PartitionSpec(("half", "x", "y"))
+    x = draw.normal(size=(8, 3)).astype(np.float32)
+    want, got = jax.jit(jax.shard_map(device, mesh=mesh, in_specs=spec, out_specs=(spec, spec), check_vma=False))(x)
+    np.testing.assert_array_equal(got[:4], want[:4])
+    np.testing.assert_array_equal(got[4:], x[4:])

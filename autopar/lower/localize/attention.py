@@ -17,7 +17,7 @@ from autopar._compat.dtypes import jax_dtype
 from autopar.ir.blockwise import ATTENTION, BACKWARD
 from autopar.lower.barriers import not_before
 from autopar.lower.localize.attention_passes import Backward, Forward, Ring, over_blocks, wide
-from autopar.lower.localize.base import LocalContext, Localizer, axis_names
+from autopar.lower.localize.base import LocalContext, Localizer, permuted
 from autopar.lower.localize.blocks import Core
 
 
@@ -183,11 +183,10 @@ class Halves:
 
     def _sent(self, array: Any, which: int, *, back: bool) -> Any:
         """The first halves that lie on devices, or the second, sent to where they are taken, or ``back``."""
-        n = self.core.devices
-        names = axis_names(self.core.context.index, self.core.ring)
+        n, context = self.core.devices, self.core.context
         moves = [(i, min(2 * i + which, 2 * n - 1 - 2 * i - which)) for i in range(n)]
         pairs = [(b, a) if back else (a, b) for a, b in moves]
-        return self.core.context.send(lambda a: lax.ppermute(a, names, pairs), array)
+        return context.send(lambda a: permuted(a, self.core.ring, pairs, context.index), array)
 
     def earlier(self, step: int) -> Any:
         """Whether the keys that are here in a step are of a device before this one."""

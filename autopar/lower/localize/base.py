@@ -8,7 +8,7 @@ on the whole. Those with sizes or positions in their parameters have a localizer
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -32,9 +32,12 @@ class DeviceAxes:
 
     Args:
         parts: by axis of the mesh its parts there, major first.
+        gathers: whether a permute is a gather of which each device keeps one shard. In a branch that some devices take
+            alone XLA's CPU runtime waits in a permute for all devices of the program, and in a gather for its group.
     """
 
     parts: Mapping[str, tuple[str, ...]]
+    gathers: bool = False
 
     def __call__(self, axes: tuple[str, ...]) -> Any:
         """Number of the device among those of ``axes``."""
@@ -54,6 +57,26 @@ def axis_names(index: AxisIndex, axes: tuple[str, ...]) -> tuple[str, ...]:
         axes: of the mesh.
     """
     return index.names(axes) if isinstance(index, DeviceAxes) else axes
+
+
+def permuted(array: Any, axes: tuple[str, ...], pairs: Sequence[tuple[int, int]], index: AxisIndex) -> Any:
+    """The shard that this device receives, or zeros.
+
+    Args:
+        array: the shard that it sends.
+        axes: of the mesh, over which devices are numbered, major first.
+        pairs: (from, to) by number.
+        index: which shard the device's is.
+    """
+    names = axis_names(index, axes)
+    if not isinstance(index, DeviceAxes) or not index.gathers:
+        return lax.ppermute(array, names, pairs)
+    senders = [-1] * lax.axis_size(names)
+    for sender, receiver in pairs:
+        senders[receiver] = sender
+    sender_here = jnp.asarray(senders, jnp.int32)[lax.axis_index(names)]
+    shard = lax.dynamic_index_in_dim(lax.all_gather(array, names), jnp.maximum(sender_here, 0), keepdims=False)
+    return jnp.where(sender_here < 0, jnp.zeros_like(shard), shard)
 
 
 @dataclass(frozen=True)

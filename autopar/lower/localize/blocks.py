@@ -21,7 +21,7 @@ from autopar.frontend import BoundGraph
 from autopar.ir import Layout, Literal
 from autopar.ir.blockwise import AttentionSpec
 from autopar.ir.blockwise.spec import Labels, labels_of
-from autopar.lower.localize.base import AxisIndex, LocalContext, axis_names, run_unchanged, scalar
+from autopar.lower.localize.base import AxisIndex, LocalContext, permuted, run_unchanged, scalar
 from autopar.lower.localize.shape import LOCALIZERS as POSITIONS
 
 # The axes that blocks of keys, and halves of rows, are on, where operators of regions ask which they make.
@@ -109,9 +109,8 @@ class Core:
 
     def passed_on(self, arrays: Sequence[Any]) -> list[Any]:
         """Each array's value on the previous device."""
-        names = axis_names(self.context.index, self.ring)
         pairs = [(n, (n + 1) % self.devices) for n in range(self.devices)]
-        return [self.context.send(lambda a: lax.ppermute(a, names, pairs), a) for a in arrays]
+        return [self.context.send(lambda a: permuted(a, self.ring, pairs, self.context.index), a) for a in arrays]
 
     def cut(self, array: Any, labels: Labels, block: Any) -> Any:
         """One block of an array along its loop of keys."""

@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from autopar.lower.localize.base import LocalContext, as_bytes, axis_names
+from autopar.lower.localize.base import LocalContext, as_bytes, permuted
 from autopar.sharding.halo import Halo, Reach
 
 
@@ -121,5 +121,4 @@ def _neighbours(edge: Any, axes: tuple[str, ...], by: int, context: LocalContext
     """The edge of the device ``by`` places before, around the circle if that ``wraps``; zeros where there is none."""
     count = math.prod(context.sizes[a] for a in axes)
     pairs = [(n, (n + by) % count) for n in range(count) if wraps or 0 <= n + by < count]
-    names = axis_names(context.index, axes)
-    return context.send(lambda e: as_bytes(lambda a: lax.ppermute(a, names, pairs), e), edge)
+    return context.send(lambda e: as_bytes(lambda a: permuted(a, axes, pairs, context.index), e), edge)

@@ -41,6 +41,7 @@ class OneProgram:
         meshes: axes of the mesh of each stage.
         results: values that are results.
         shared: (worker, value) of results that all workers get.
+        gathers: whether permutes inside a worker are gathers; see `DeviceAxes`.
     """
 
     rounds: Rounds
@@ -50,6 +51,7 @@ class OneProgram:
     meshes: Sequence[Axes]
     results: frozenset[Key] = frozenset()
     shared: tuple[tuple[int, Key], ...] = ()
+    gathers: bool = False
 
     @cached_property
     def sizes(self) -> dict[str, int]:
@@ -137,7 +139,8 @@ class OneProgram:
         if layout == wanted:
             return piece
         tables = self.tables[worker]
-        return apply_steps(tables.path(type, layout, wanted), piece, tables.mesh)
+        axes = DeviceAxes({a: (a,) for a in tables.mesh.names}, self.gathers)
+        return apply_steps(tables.path(type, layout, wanted), piece, tables.mesh, axes)
 
     def _round(self, number: int, state: tuple[Any, ...], inbox: tuple[Any, ...]) -> tuple[Any, Any]:
         this = self.rounds.rounds[number]
@@ -246,7 +249,9 @@ class OneProgram:
         for port in program.reads:
             piece, layout = _read(values, by_name[port.name])
             microbatch_inputs.append(self._moved(worker, port.type, layout, self.grid.layout(mesh, port.layout), piece))
-        outputs = program.on_device(jnp.int32(number), microbatch_inputs, DeviceAxes(self.grid.parts[mesh]))
+        outputs = program.on_device(
+            jnp.int32(number), microbatch_inputs, DeviceAxes(self.grid.parts[mesh], self.gathers)
+        )
         for buffer, port, piece in zip(writes, program.results, outputs, strict=True):
             array = jnp.asarray(piece) if isinstance(piece, np.ndarray | np.generic) else piece
             values[whole_key(buffer)] = array, self.grid.layout(mesh, port.layout)

@@ -275,7 +275,8 @@ def load_world(
     results = tuple(tuple(ends[i] for i in at) for at in split_step.outputs)
     shared = _shared(traced, rounds, results)
     tables = [_tables(lowered, grid, w) for w in range(len(grid.workers))]
-    body = OneProgram(rounds, programs, tables, grid, stages, frozenset(k for _, k in ends.values()), shared)
+    kept = frozenset(k for _, k in ends.values())
+    body = OneProgram(rounds, programs, tables, grid, stages, kept, shared, gathers=devices[0].platform == "cpu")
     slots, executable = _compiled(body, everything)
     inputs = tuple(_joined([places[i] for i in at], meshes) for at in split_step.inputs)
     outputs = tuple(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from autopar import hooks
 from autopar.errors import (
     AutoparError,
+    CallbackError,
     CheckpointError,
     ClusterError,
     ConstraintError,
@@ -73,6 +74,7 @@ _HOMES = {
 __all__ = [
     "AGAIN",
     "AutoparError",
+    "CallbackError",
     "CheckpointError",
     "Checkpoints",
     "Cluster",

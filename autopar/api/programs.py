@@ -20,8 +20,8 @@ from autopar._compat.devices import world_devices
 from autopar.cluster import Cluster
 from autopar.errors import AutoparError, ClusterError, PlanMismatchError, TraceError
 from autopar.frontend import Traced
-from autopar.ir import Graph, Operator
-from autopar.ir.analysis import unread_inputs
+from autopar.ir import Graph
+from autopar.ir.analysis import operators_with_bodies, unread_inputs
 from autopar.ir.primitives import CALLBACKS
 from autopar.lower.pipeline.build import lower_pipeline
 from autopar.lower.pipeline.without_flush import lower_without_flush
@@ -64,14 +64,13 @@ def build_stages(
     with clock.phase("lower"):
         split_step = split_layers(traced, plan.content.stack_groups)
         arguments = {n for i in range(len(traced.arguments)) for n in split_step.names(i)}
-        keeps = not as_one and jax.process_count() == 1
         if updates_stagewise(plan.schedule):
-            unflushed = lower_without_flush(split_step.step, plan, arguments, platform, keeps=keeps)
+            unflushed = lower_without_flush(split_step.step, plan, arguments, platform)
             if isinstance(unflushed.calls, Windows):
                 return load_stale(traced, split_step, unflushed.pipeline, unflushed.calls, world_devices())
             return load_ampnet(traced, split_step, unflushed.pipeline, unflushed.calls, world_devices())
         given_up = {n for i in donated for n in split_step.names(i)}
-        lowered = lower_pipeline(split_step.step, plan, given_up, platform, keeps=keeps)
+        lowered = lower_pipeline(split_step.step, plan, given_up, platform)
     say("compiling")
     with clock.phase("compile"):
         load = load_world if as_one else load_pipeline
@@ -107,7 +106,7 @@ def check_effects(graph: Graph) -> None:
     Raises:
         TraceError: an ordered callback or print; it has the user's line.
     """
-    for op in _operators(graph):
+    for op in operators_with_bodies(graph):
         ordered = [e for e in op.effects if e.startswith("Ordered")]
         if ordered:
             raise TraceError(
@@ -133,7 +132,7 @@ def check_callbacks(graph: Graph, cluster: Cluster | None) -> None:
     if not isinstance(cluster, RayCluster):
         return
     left_out = {op.id for op in graph.operators if not op.results}
-    calls = [op for op in _operators(graph) if op.primitive in CALLBACKS and op.id not in left_out]
+    calls = [op for op in operators_with_bodies(graph) if op.primitive in CALLBACKS and op.id not in left_out]
     if calls:
         raise ClusterError(
             f"{graph.name} calls Python {len(calls)} times ({calls[0].primitive}), "
@@ -143,13 +142,6 @@ def check_callbacks(graph: Graph, cluster: Cluster | None) -> None:
             'offload="update" keeps moments in host memory of the workers',
             source=calls[0].source or None,
         )
-
-
-def _operators(graph: Graph) -> Iterator[Operator]:
-    for op in graph.operators:
-        yield op
-        for _, region in op.regions:
-            yield from _operators(region)
 
 
 def verify_unproven(plan: Plan, traced: Traced, donated: Sequence[int]) -> None:

@@ -5,6 +5,7 @@ A message states the fact with its values, the usual cause and the remedy, in th
 
 from autopar.errors.base import (
     AutoparError,
+    CallbackError,
     CheckpointError,
     ClusterError,
     ConstraintError,
@@ -21,6 +22,7 @@ from autopar.errors.base import (
 
 __all__ = [
     "AutoparError",
+    "CallbackError",
     "CheckpointError",
     "ClusterError",
     "ConstraintError",

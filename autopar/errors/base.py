@@ -34,6 +34,9 @@ class AutoparError(Exception):
         self.source = source
         Exception.__init__(self, self.text())  # a kind of `as_kind` has further bases, which take other arguments
 
+    def __str__(self) -> str:
+        return self.text()  # jax's JaxRuntimeError, a further base, prints what jax's runtime sets
+
     def text(self) -> str:
         """The whole message, one part a line."""
         parts = [self.fact]
@@ -166,6 +169,24 @@ class ProcessLostError(AutoparError):
         **parts: Unpack[Parts],
     ) -> None:
         self.processes = processes
+        super().__init__(fact, **parts)
+
+
+class CallbackError(AutoparError):
+    """A Python callback of a step raised an exception in another process of a `jax.distributed` world.
+
+    Args:
+        process: number of the first process with an exception.
+    """
+
+    def __init__(
+        self,
+        fact: str,
+        *,
+        process: int = -1,
+        **parts: Unpack[Parts],
+    ) -> None:
+        self.process = process
         super().__init__(fact, **parts)
 
 

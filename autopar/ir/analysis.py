@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
 from autopar.ir.graph import Graph, Operand, Operator
+from autopar.ir.primitives import CALLBACKS
 
 
 def names_read(operators: Iterable[Operator]) -> set[str]:
@@ -160,3 +161,16 @@ def unread_effects(graph: Graph) -> tuple[Operator, ...]:
         inside = [inner for _, body in op.regions for inner in unread_effects(body)]
         unread += inside or ([op] if op.effects and op.id not in needed else [])
     return tuple(unread)
+
+
+def operators_with_bodies(graph: Graph) -> Iterator[Operator]:
+    """All operators of a graph, each before those of its bodies."""
+    for op in graph.operators:
+        yield op
+        for _, body in op.regions:
+            yield from operators_with_bodies(body)
+
+
+def calls_python(graph: Graph) -> bool:
+    """Whether a graph has prints or callbacks, in bodies too."""
+    return any(op.primitive in CALLBACKS for op in operators_with_bodies(graph))

@@ -49,9 +49,9 @@ class Callbacks:
     Args:
         by_buffers: whether callbacks read their operands in place. jax copies them on threads of its own, of which CPUs
             have one a core: with as many devices, all of them wait for the one that called.
-        keeps: whether exceptions are kept for `check`; else they leave the callback.
+        guards: whether exceptions are kept for `check`; else they leave the callback. True of a program with callbacks
+            in its graph, or in that of another stage, so that all processes know.
         raised: the exceptions, the first first.
-        guards: whether the program has callbacks whose exceptions are kept.
         limit_s: seconds without progress after which a call that waits for its own step is given up; the runtime sets
             it.
         stuck: the error of such a call, until it is raised.
@@ -59,9 +59,8 @@ class Callbacks:
     """
 
     by_buffers: bool = False
-    keeps: bool = False
-    raised: list[BaseException] = field(default_factory=list)
     guards: bool = False
+    raised: list[BaseException] = field(default_factory=list)
     limit_s: float = math.inf
     stuck: ClusterError | None = None
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -132,34 +131,17 @@ class Callbacks:
             callback: the callback.
             avals: shapes and dtypes of its results.
         """
-        self.guards = self.guards or self.keeps
 
         def guard(*arrays: Any) -> list[Any]:
             try:
                 return _checked(callback(*arrays), avals) if avals else _nothing(callback(*arrays))
             except BaseException as error:
-                if not self.keeps:
+                if not self.guards:
                     raise
                 self.raised.append(error)
                 return [np.zeros(a.shape, a.dtype) for a in avals]
 
         return guard
-
-    def expect(self, answers: Any) -> None:
-        """Notes that a callback has raised in another process, whose results are zeros here too.
-
-        Args:
-            answers: on every device the number of answers, 0 or 1.
-        """
-
-        def note(answers: Any) -> None:
-            if not answers and not self.raised:
-                self.raised.append(RuntimeError("in another process, which has the text"))
-
-        if self.by_buffers:
-            _by_buffers(lambda _, answers: note(answers), (), [answers], True)
-        else:
-            jax.debug.callback(note, answers)
 
     def note_stuck(self, call: StuckCall) -> None:
         """Notes the error of a call that is stuck.
@@ -179,12 +161,13 @@ class Callbacks:
             raise self.stuck
 
     def check(self, results: Any) -> None:
-        """Waits for a step with callbacks and raises what one has raised, as jax does: JaxRuntimeError with its text.
+        """Waits for a step with callbacks and raises what one of this process has raised, as jax does.
 
         Args:
             results: of the step.
 
         Raises:
+            JaxRuntimeError: a callback raised; it has the text, and the exception as its cause.
             ClusterError: a callback waited for threads that its own step holds.
         """
         if not self.guards:

@@ -22,6 +22,7 @@ from autopar.cost import CostModel
 from autopar.errors import ClusterError
 from autopar.frontend import Traced
 from autopar.ir import Layout
+from autopar.ir.analysis import calls_python
 from autopar.lower.callbacks import Callbacks
 from autopar.lower.hosted import check_host_memory, hosted_of, sharding_of, to_host
 from autopar.lower.interpreter import Interpreter, Sharded
@@ -158,7 +159,7 @@ def lower_on(traced: Traced, plan: Plan, mesh: Mesh | AbstractMesh, platform: st
         mesh: its logical mesh, from `plan_mesh`, or without devices.
         platform: jax's name of the kind of devices: "cpu", "tpu", "cuda".
     """
-    callbacks = Callbacks(by_buffers=platform == "cpu", keeps=True)
+    callbacks = Callbacks(by_buffers=platform == "cpu", guards=calls_python(traced.graph))
     decisions, hosted = sharded(plan, platform, callbacks), hosted_of(plan.content)
     graph = traced.graph
     if plan.unproven:

@@ -25,6 +25,7 @@ from autopar.errors import ScheduleError
 from autopar.frontend import Traced
 from autopar.lower.pipeline.build import LoweredPipeline
 from autopar.lower.split_layers import SplitStep
+from autopar.runtime.hosts.callbacks import check_callbacks
 from autopar.runtime.interpreter import Worker
 from autopar.runtime.launches import LAUNCHES
 from autopar.runtime.pipeline import PipelineProgram, load_pipeline, memory_of_workers
@@ -159,7 +160,7 @@ def _in_threads(
             raise errors[0]
     outputs = outputs_of_updates(flow.dataflow, flow.replaces, lambda s, b: workers[s].arrays[b])
     joined = pipeline.joined(outputs)
-    pipeline.lowered.callbacks.check(joined)
+    check_callbacks(pipeline.lowered.callbacks, joined)
     return joined, tuple(done[s] for s in sorted(done))
 
 

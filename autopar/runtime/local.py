@@ -21,6 +21,7 @@ from autopar.ir.analysis import unread_inputs
 from autopar.lower.program import LoweredProgram
 from autopar.runtime.hosts.agree import wait_s
 from autopar.runtime.hosts.arrays import copied, is_global, own, put, spread
+from autopar.runtime.hosts.callbacks import check_callbacks
 from autopar.runtime.launches import LAUNCHES, runnable
 from autopar.runtime.leaves import PlacedLeaves, check_data, check_donated, give_up
 from autopar.runtime.loaded import LoadedStep, described_inputs
@@ -119,7 +120,7 @@ class LocalProgram(LoadedStep):
                 smallest = result[self.smallest]
                 LAUNCHES.launched([smallest])
                 LAUNCHES.follow(frozenset(smallest.sharding.device_set), [smallest])
-        self.program.callbacks.check(result)
+        check_callbacks(self.program.callbacks, result)
         if self.uncommitted and self._any_committed(leaves):
             return [jax.device_put(r, r.sharding) for r in result]
         return result

@@ -37,6 +37,7 @@ from autopar.plan.pipeline import WorkKind
 from autopar.runtime.hosts.agree import Agreement, wait_s
 from autopar.runtime.hosts.arrays import copied, empty, is_global, own, put, spread
 from autopar.runtime.hosts.broadcast import Broadcast, BroadcastResult
+from autopar.runtime.hosts.callbacks import check_callbacks
 from autopar.runtime.interpreter import Ready, Worker
 from autopar.runtime.launches import LAUNCHES
 from autopar.runtime.leaves import check_data, check_donated, give_up
@@ -203,7 +204,7 @@ class PipelineProgram(LoadedStep):
             give_up(placed, self.donated)
             joined = self.joined({**outputs, **shared})
             LAUNCHES.launched([a for a in joined if a.sharding.addressable_devices])
-        self.lowered.callbacks.check(joined)
+        check_callbacks(self.lowered.callbacks, joined)
         return joined
 
     def carry_out(self, step: StepLists, start: dict[tuple[int, Buffer], Any]) -> dict[int, Worker]:

@@ -25,6 +25,7 @@ from autopar.lower.pipeline.build import LoweredPipeline
 from autopar.lower.split_layers import SplitStep
 from autopar.runtime.hosts.agree import Agreement
 from autopar.runtime.hosts.arrays import empty
+from autopar.runtime.hosts.callbacks import check_callbacks
 from autopar.runtime.launches import LAUNCHES
 from autopar.runtime.loaded import LoadedProgram, Shardings
 from autopar.runtime.pipeline import PipelineProgram, load_pipeline
@@ -324,7 +325,7 @@ class _OnLists:
         if not drain:
             with LAUNCHES:
                 outputs.update(pipeline.broadcast.tell(outputs))
-        pipeline.lowered.callbacks.check((outputs, left))
+        check_callbacks(pipeline.lowered.callbacks, (outputs, left))
         return outputs, left
 
 

@@ -379,26 +379,55 @@ def slow_callback(o: dict[str, Any]) -> Any:
     return {"right": bool((y == 2 * x + x.sum()).all()), "calls": len(seen)}
 
 
-def failing_callback(o: dict[str, Any]) -> Any:
-    """Steps of which the second one's callback raises, in the one process that calls."""
-    calls = []
+def failing_callbacks(o: dict[str, Any]) -> Any:
+    """Steps by several plans; in the third the callbacks of one process raise, and the fourth is the second again.
 
-    def fails(v: Any) -> Any:
-        calls.append(v.shape)
-        if len(calls) == 2:
-            raise ValueError("mine")
+    By plan, of each of the last three steps the loss, or the error.
+    """
+    return [_with_failing_callback(o, **case) for case in o["cases"]]
+
+
+def _with_failing_callback(o: dict[str, Any], victim: int, kind: str, options: dict[str, Any]) -> Any:
+    fails = [False]
+
+    def call(v: Any) -> Any:
+        if fails[0]:
+            raise ValueError(f"mine of {kind}")
         return np.asarray(v) * 2
 
-    def step(x: Any) -> Any:
-        return jax.pure_callback(fails, jax.ShapeDtypeStruct(x.shape, x.dtype), x) + x.sum()
+    @jax.custom_jvp
+    def doubled(y: Any) -> Any:
+        if kind == "pure":
+            return jax.pure_callback(call, jax.ShapeDtypeStruct(y.shape, y.dtype), y)
+        jax.debug.callback(call, y)
+        return 2 * y
 
-    x, found = np.arange(16.0).reshape(8, 2), []
-    f = autopar.parallelize(step, search=autopar.search.Manual(dp=o["devices"] * o["processes"]))
-    for _ in range(3):
+    doubled.defjvp(lambda p, t: (doubled(*p), 2 * t[0]))
+
+    def step(ws: Any, x: Any) -> Any:
+        def loss(ws: Any) -> Any:
+            y = x
+            for w in ws:
+                y = jax.numpy.tanh(y @ w) + doubled(w.sum())
+            return (y**2).mean()
+
+        value, grads = jax.value_and_grad(loss)(ws)
+        return [w - 0.1 * g for w, g in zip(ws, grads, strict=True)], value
+
+    ws, x = [np.eye(8) / 2] * 4, np.ones((8, 8))
+    manual = options.pop("manual")
+    f = autopar.parallelize(step, search=autopar.search.Manual(**manual), **options)
+    state, _ = f(ws, x)
+    found: list[Any] = []
+    for at in range(3):
+        fails[0] = at == 1 and o["process"] == victim
         try:
-            found.append(bool((local(f(x)) == 2 * x + x.sum()).all()))
+            found.append(float(f(state, x)[1]))
         except jax.errors.JaxRuntimeError as error:
-            found.append(str(error))
+            kinds = [type(error).__name__, type(error.__cause__).__name__]
+            found.append(
+                [*kinds, str(error).partition("Traceback")[0].splitlines()[0], getattr(error, "process", None)]
+            )
     return found
 
 

@@ -61,11 +61,32 @@ def test_a_callback_may_take_longer_than_connections_take_to_open() -> None:
     assert [f["right"] for f in found] == [True, True] and [f["calls"] for f in found] == [1, 0]
 
 
+STAGES = {"manual": {"dp": 2, "pp": 2}, "num_stages": 2, "num_microbatches": 2}
+#: The process whose callbacks raise, the kind of callback, and the plan. Of one stage process 0 calls.
+FAILING: list[tuple[int, str, dict[str, Any]]] = [
+    (0, "pure", {"manual": {"dp": 4}}),
+    (0, "debug", {"manual": {"dp": 4}}),
+    (0, "pure", {**STAGES, "schedule": "1f1b"}),
+    (1, "pure", {**STAGES, "schedule": "1f1b"}),
+    (1, "pure", {**STAGES, "schedule": "2bw"}),
+    (1, "pure", {**STAGES, "schedule": "1f1b", "pipeline": "one_program"}),
+]
+
+
 @pytest.mark.slow
 def test_an_exception_of_a_callback_is_raised_in_all_processes() -> None:
-    first, second = results(run("failing_callback", devices=2))
-    assert [first[0], first[2], second[0], second[2]] == [True] * 4
-    assert "ValueError: mine" in first[1] and "a callback raised RuntimeError" in second[1]
+    """The next step runs, from the state of the last."""
+    cases = [{"victim": victim, "kind": kind, "options": options} for victim, kind, options in FAILING]
+    worlds = results(run("failing_callbacks", devices=2, cases=cases))
+    for (victim, kind, options), *found in zip(FAILING, *worlds, strict=True):
+        losses = [loss for before, _, after in found for loss in (before, after)]
+        assert len(set(losses)) == 1 and math.isfinite(losses[0]), (options, found)
+        for process, (_, error, _) in enumerate(found):
+            if process == victim:
+                assert error == ["JaxRuntimeError", "ValueError", "INTERNAL: a callback raised ValueError: ", None]
+            else:
+                text = f"a callback of the step raised ValueError: mine of {kind} in process {victim}"
+                assert error == ["CallbackError", "NoneType", text, victim], options
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.extend.core import Primitive
 
@@ -34,32 +33,15 @@ def call_once(primitive: Primitive, params: Mapping[str, Any], operands: list[An
 
     if not axes:
         return call(*arrays)
-    index, several = context.index(axes), jax.process_count() > 1
-    if several:
+    index = context.index(axes)
+    if jax.process_count() > 1:
         index = _connected(index, axis_names(context.index, axes), math.prod(context.sizes.values()))
-    counted = several and context.callbacks.keeps and bool(params.get("result_avals"))
-    if counted:
-        params = _counted(params)
 
     def wait(*_: Any) -> list[Any]:
         return context.callbacks.wait(primitive, params, index, calls)
 
     outputs = lax.cond(index == 0, call, wait, *arrays)
-    results = [_from_first(x, axis_names(context.index, axes)) for x in outputs]
-    if counted:
-        context.callbacks.expect(results.pop())
-    return results
-
-
-def _counted(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters of a callback whose last result is 1; every result of one that raised is zero."""
-    callback = params["callback"]
-
-    def counted(*arrays: Any) -> list[Any]:
-        return [*callback(*arrays), np.ones((), np.int32)]
-
-    one = jax.core.ShapedArray((), np.dtype(np.int32))
-    return {**params, "callback": counted, "result_avals": (*params["result_avals"], one)}
+    return [_from_first(x, axis_names(context.index, axes)) for x in outputs]
 
 
 def _connected(index: Any, axes: tuple[str, ...], count: int) -> Any:

@@ -13,6 +13,7 @@ from msgspec import structs
 
 from autopar.errors import PlanMismatchError
 from autopar.ir import Graph, Layout
+from autopar.ir.analysis import calls_python
 from autopar.ir.fingerprint import fingerprint
 from autopar.lower.callbacks import Callbacks
 from autopar.lower.pipeline.programs import stage_programs
@@ -79,9 +80,7 @@ class LoweredPipeline:
         return self.table.worker_of(Task("forward", stage, 0))
 
 
-def lower_pipeline(
-    step: Step, plan: Plan, donated: Set[str] = frozenset(), platform: str = "cpu", *, keeps: bool = False
-) -> LoweredPipeline:
+def lower_pipeline(step: Step, plan: Plan, donated: Set[str] = frozenset(), platform: str = "cpu") -> LoweredPipeline:
     """Programs and instruction lists of ``plan``.
 
     Args:
@@ -89,15 +88,13 @@ def lower_pipeline(
         plan: a plan with several stages.
         donated: names of the step's inputs whose buffers the caller gives up.
         platform: jax's name of the kind of devices.
-        keeps: whether exceptions of callbacks are kept for whoever runs the pipeline.
 
     Raises:
         PlanMismatchError: the plan's cuts are not operators of the step.
     """
-    callbacks = Callbacks(by_buffers=platform == "cpu", keeps=keeps)
-    cut = cut_programs(step, plan, platform, callbacks)
+    cut = cut_programs(step, plan, platform)
     flow = cut.dataflow(donated)
-    return LoweredPipeline(plan, cut.map, cut.programs, build(cut.table, flow), callbacks)
+    return LoweredPipeline(plan, cut.map, cut.programs, build(cut.table, flow), cut.callbacks)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +107,7 @@ class CutPrograms:
         map: stages of all operators.
         programs: of all stages.
         sizes: by stage the sizes of its mesh axes.
+        callbacks: how the programs call Python, and what has been raised there.
     """
 
     plan: Plan
@@ -117,6 +115,7 @@ class CutPrograms:
     map: StageMap
     programs: tuple[StageProgram, ...]
     sizes: tuple[Mapping[str, int], ...]
+    callbacks: Callbacks
 
     def dataflow(self, donated: Set[str] = frozenset(), more: Sequence[StageProgram] = ()) -> Dataflow:
         """Reads and writes of the programs.
@@ -130,16 +129,13 @@ class CutPrograms:
         return dataflow_of((*self.programs, *more), self.sizes, kinds, donated, offloaded_stages, self.table.num_slices)
 
 
-def cut_programs(
-    step: Step, plan: Plan, platform: str, callbacks: Callbacks, *, separate_state: bool = False
-) -> CutPrograms:
+def cut_programs(step: Step, plan: Plan, platform: str, *, separate_state: bool = False) -> CutPrograms:
     """The programs of ``plan``, one for each kind of task of each stage.
 
     Args:
         step: the step that the plan was made for: not in microbatches, its stacks taken apart as the plan says.
         plan: a plan with several stages.
         platform: jax's name of the kind of devices.
-        callbacks: how its programs call Python.
         separate_state: whether an update is two programs: new state, and what else is returned.
 
     Raises:
@@ -160,6 +156,7 @@ def cut_programs(
     ]
     if len(content.parts) != len(stages):
         raise wrong_entry("plan.parts", f"there are {len(stages)} stages")
+    callbacks = Callbacks(by_buffers=platform == "cpu", guards=any(calls_python(s.graph) for s in stages))
     slices = None
     if content.pipeline.slice_lengths:
         slicing = analyze_tokens(step.graph)
@@ -186,7 +183,7 @@ def cut_programs(
         p for p in programs if p.work.kind in ("before", "meeting", "update") or p.work.kind in kinds[p.work.stage]
     )
     map = source.slice(plan.num_microbatches, members).map
-    return CutPrograms(plan, table, map, wanted, tuple(sizes))
+    return CutPrograms(plan, table, map, wanted, tuple(sizes), callbacks)
 
 
 def verify_stage(graph: Graph, content: PlanContent, stage: int, tables: PathTables) -> None:

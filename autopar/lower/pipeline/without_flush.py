@@ -18,7 +18,6 @@ from autopar.frontend import BoundGraph
 from autopar.ir import Graph, Literal, Operator
 from autopar.ir.analysis import dependents, taken_by
 from autopar.ir.phases import phase_of
-from autopar.lower.callbacks import Callbacks
 from autopar.lower.localize.base import AxisIndex, scalar
 from autopar.lower.pipeline.build import CutPrograms, LoweredPipeline, cut_programs
 from autopar.lower.pipeline.stage_program import Port, StageProgram
@@ -47,9 +46,7 @@ class PipelineWithoutFlush:
     calls: Windows | AmpFlow
 
 
-def lower_without_flush(
-    step: Step, plan: Plan, arguments: Set[str], platform: str = "cpu", *, keeps: bool = False
-) -> PipelineWithoutFlush:
+def lower_without_flush(step: Step, plan: Plan, arguments: Set[str], platform: str = "cpu") -> PipelineWithoutFlush:
     """Programs of ``plan``, whose stages update each for itself, and what its calls carry out.
 
     Args:
@@ -57,7 +54,6 @@ def lower_without_flush(
         plan: a plan with several stages.
         arguments: names of the step's inputs that a call brings; the others are constants.
         platform: jax's name of the kind of devices.
-        keeps: whether exceptions of callbacks are kept for whoever runs the pipeline.
 
     Raises:
         ScheduleError: the step needs a flush: an update takes something of other stages, or of a part of the batch what
@@ -67,8 +63,7 @@ def lower_without_flush(
     schedule, stages, microbatches = plan.schedule, plan.num_stages, plan.num_microbatches
     versions = None if is_ampnet(schedule) else VersionMap(schedule, stages, microbatches)
     every = numbers_of(schedule, stages)[1] if versions is None else versions.update_every
-    callbacks = Callbacks(by_buffers=platform == "cpu", keeps=keeps)
-    cut = cut_programs(step, plan, platform, callbacks, separate_state=True)
+    cut = cut_programs(step, plan, platform, separate_state=True)
     _check_crossing(step.graph, cut.map, schedule)
     _check_phases(step.graph, cut.map, schedule)
     shared = _shared_programs(step.program, cut, schedule)
@@ -85,7 +80,7 @@ def lower_without_flush(
         audit_lists(calls)
     if every < microbatches:
         _check_shares(step.graph, dataflow, schedule)
-    pipeline = LoweredPipeline(plan, cut.map, programs, build(cut.table, dataflow), callbacks)
+    pipeline = LoweredPipeline(plan, cut.map, programs, build(cut.table, dataflow), cut.callbacks)
     return PipelineWithoutFlush(pipeline, calls)
 
 

@@ -52,6 +52,13 @@ class _Verdict(msgspec.Struct, frozen=True):
     pair: tuple[int, int] = (0, 0)
 
 
+class _Gathered(msgspec.Struct, frozen=True):
+    """Values of all processes, by process, or the processes that did not come."""
+
+    values: tuple[bytes, ...] = ()
+    missing: tuple[int, ...] = ()
+
+
 class _Outcome(msgspec.Struct, frozen=True):
     """The result of process 0, or the error that it ended with."""
 
@@ -83,8 +90,14 @@ class Agreement:
     limit_s: float
 
     @staticmethod
-    def next(world: World, what: str) -> Agreement:
-        """The next one. Raises ProcessLostError where a process is gone."""
+    def next(world: World, what: str, limit_s: float | None = None) -> Agreement:
+        """The next one. Raises ProcessLostError where a process is gone.
+
+        Args:
+            world: the processes.
+            what: what they do together, for messages.
+            limit_s: seconds that the others are waited for; None is `wait_s`.
+        """
         watch(world).raise_if_lost()
         try:
             number = world.count(f"autopar/turns/{world.process}")
@@ -92,7 +105,7 @@ class Agreement:
                 world.forget(f"autopar/turn/{number - 2}")
         except SilenceError as error:
             raise _gone(0, what) from error
-        return Agreement(world, number, what, wait_s())
+        return Agreement(world, number, what, wait_s() if limit_s is None else limit_s)
 
     def compare(self, facts: Sequence[Fact], shared: Mapping[str, str] = MappingProxyType({})) -> None:
         """Returns when all processes came to this turn with the same facts.
@@ -124,10 +137,32 @@ class Agreement:
     def gather(self, value: bytes) -> list[bytes]:
         """Values of all processes, by process, on every process. ProcessLostError where one does not come."""
         try:
-            self.world.put(self._key(f"given/{self.world.process}"), value)
-            return [self._get(f"given/{p}", self.limit_s) for p in range(self.world.processes)]
+            if self.world.process == 0:
+                gathered = self._gathered(value)
+                self.world.put(self._key("gathered"), msgspec.msgpack.encode(gathered))
+            else:
+                self.world.put(self._key(f"given/{self.world.process}"), value)
+                raw = self._get("gathered", self.limit_s + _MARGIN_S)
+                gathered = msgspec.msgpack.decode(raw, type=_Gathered)
         except SilenceError as error:
-            raise self._missing((0,)) from error
+            raise (self._missing((0,)) if error.late else _gone(0, self.what)) from error
+        if gathered.missing:
+            raise self._missing(gathered.missing)
+        return list(gathered.values)
+
+    def _gathered(self, value: bytes) -> _Gathered:
+        """Values that processes gave, read by process 0.
+
+        Args:
+            value: of process 0.
+        """
+        values, missing, until = [value], [], time.monotonic() + self.limit_s
+        for process in range(1, self.world.processes):
+            try:
+                values.append(self._get(f"given/{process}", max(0.01, until - time.monotonic())))
+            except SilenceError:
+                missing.append(process)
+        return _Gathered(() if missing else tuple(values), tuple(missing))
 
     def take(self, make: Callable[[], bytes]) -> bytes:
         """The result of ``make`` on process 0; an AutoparError there is raised on all.

@@ -32,6 +32,7 @@ from autopar.lower.program import plan_tables
 from autopar.lower.split_layers import SplitStep
 from autopar.plan import Plan
 from autopar.runtime.hosts.arrays import is_global, own, spread, whole
+from autopar.runtime.hosts.callbacks import check_callbacks
 from autopar.runtime.launches import LAUNCHES
 from autopar.runtime.leaves import check_data, give_up
 from autopar.runtime.loaded import LoadedStep, StepShardings, described_inputs
@@ -176,6 +177,7 @@ class WorldPipeline(LoadedStep):
                 if shards_of_result[0] in shared
                 else self._result(shards_of_result, wanted, slots)
             )
+        check_callbacks(self.lowered.callbacks, results)
         return results
 
     def _slots(self, inputs: Sequence[Any]) -> list[Any]:

@@ -103,7 +103,7 @@ class ProcessWatch(threading.Thread):
             return
         self._stopped.set()
         error = getattr(sys, "last_value", None)
-        said = _ENDED if error is None else _FAILED + f" {type(error).__name__}: {str(error)[:300]}".encode()
+        said = _ENDED if error is None else _FAILED + f" {short_text(error)}".encode()
         try:
             self._world.put(self._key(), said)
         except SilenceError:
@@ -141,6 +141,11 @@ class ProcessWatch(threading.Thread):
             if not self.ended.wait(_GRACE_S):
                 print_and_exit(error)
         self._stopped.wait(self._limit_s)
+
+
+def short_text(error: BaseException) -> str:
+    """An error's type and the beginning of its message, to be told to other processes."""
+    return f"{type(error).__name__}: {str(error)[:300]}"
 
 
 def print_and_exit(error: ProcessLostError) -> None:

@@ -68,7 +68,7 @@ from autopar.runtime.loaded import LoadedProgram
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.runtime.ray.program import load_remote
 from autopar.schedule.without_flush.schedules import check_flush, flushes, updates_stagewise
-from autopar.search import Job, Problem, Reporting, Strategy, Subproblem, strategy_named
+from autopar.search import Job, Problem, Reporting, Strategy, Subproblem, cuts_stages, strategy_named
 from autopar.search.cache import PlanCache, plan_cache
 from autopar.search.clock import Clock
 from autopar.search.compare import Budgeted
@@ -272,7 +272,7 @@ class PureFunction:
         o = self.options
         on_workers, asked = isinstance(o.cluster, RayCluster), requested_stages(o)
         problem = self.problem(traced, limit_bytes)
-        if asked is None and takes_one_stage(o, problem.cluster):
+        if asked is None and not cuts_stages(self._strategy()) and takes_one_stage(o, problem.cluster):
             asked = 1
         job = replace(problem.job, num_stages=asked, schedule=o.schedule, remat=o.requested_remat)
         subproblem = Subproblem(uniform_stages=on_workers and o.num_stages == "auto", on_workers=on_workers)

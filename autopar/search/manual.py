@@ -7,6 +7,7 @@ parameters that replicas share, as with ZeRO-3, and of dims that number experts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -126,13 +127,19 @@ class Manual:
             InfeasiblePlanError: the problem cannot be cut so.
             MicrobatchError: the step cannot be cut into the number of microbatches that was asked for.
         """
-        stages, devices = self.num_stages, problem.cluster.num_devices
-        if problem.source is None or devices % self.pp:
+        stages, devices, asked = self.num_stages, problem.cluster.num_devices, problem.job.num_stages
+        if asked not in (None, self.pp, stages):
             raise InfeasiblePlanError(
-                f"Manual(pp={self.pp}) cannot cut {problem.graph.name} on {devices} devices",
-                cause="the problem was made from a graph alone" if problem.source is None else "pp must divide them",
-                remedy="plan by autopar.parallelize(...).plan(...), with pp * tp * cp * dp devices",
+                f"Manual(pp={self.pp}, chunks={self.chunks}) names {stages} stages; {asked} are asked for",
+                remedy=f"leave num_stages out, or num_stages={stages}",
             )
+        if problem.source is None:
+            raise InfeasiblePlanError(
+                f"Manual(pp={self.pp}) cannot cut {problem.graph.name} into stages",
+                cause="the problem was made from a graph alone",
+                remedy="plan by autopar.parallelize(...).plan(...)",
+            )
+        self._check_devices(problem)
         schedule = problem.job.schedule
         if schedule in ("auto", "none"):
             schedule = get("interleaved", chunks=self.chunks) if self.chunks > 1 else "1f1b"
@@ -213,6 +220,19 @@ class Manual:
         (mesh,) = problem.cluster.logical_meshes(self._sizes or (1,))
         return mesh
 
+    def _check_devices(self, problem: Problem) -> None:
+        """Raises InfeasiblePlanError unless the product of the degrees is the number of devices."""
+        n, named = problem.cluster.num_devices, (("pp", self.pp), ("tp", self.tp), ("cp", self.cp), ("dp", self.dp))
+        degrees = {name: k for name, k in named if k > 1 or name in ("tp", "dp")}
+        asked = math.prod(degrees.values())
+        if asked != n:
+            product = " times ".join(f"{name}={k}" for name, k in degrees.items())
+            owner = "a stage" if problem.subproblem.separate_programs else problem.cluster.name
+            raise InfeasiblePlanError(
+                f"{product} are {asked} devices; {owner} has {n}",
+                remedy=f"numbers whose product is {n}, or another cluster",
+            )
+
     @property
     def _sizes(self) -> tuple[int, ...]:
         return tuple(n for n in (self.dp // self.ep, self.ep, self.cp, self.tp) if n > 1)
@@ -241,15 +261,7 @@ class Manual:
             )
         if self.ep > 1:
             self._check_experts(problem)
-        n = problem.cluster.num_devices
-        asked = self.tp * self.cp * self.dp
-        if asked != n:
-            with_cp = f" times cp={self.cp}" if self.cp > 1 else ""
-            raise InfeasiblePlanError(
-                f"tp={self.tp}{with_cp} times dp={self.dp} are {asked} devices; {problem.cluster.name} has {n}",
-                remedy=f"numbers whose product is {n}, or another cluster",
-            )
-
+        self._check_devices(problem)
         most_axes = problem.policy.enumeration.most_mesh_axes
         if len(self._sizes) > most_axes:
             raise InfeasiblePlanError(

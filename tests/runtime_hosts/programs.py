@@ -141,7 +141,7 @@ def two_stages(o: dict[str, Any]) -> Any:
     x = np.random.default_rng(0).normal(size=(16, 64)) / 64
     draw = np.random.default_rng(1)
     w = {"a": draw.normal(size=(64, 128)), "b": draw.normal(size=(128, 64))}
-    options = {"search": autopar.search.Manual(dp=1, pp=2), "num_stages": 2, "num_microbatches": 2}
+    options = {"search": autopar.search.Manual(dp=1, pp=2), "num_microbatches": 2}  # the search says the stages
     step = autopar.parallelize(dense_step, schedule="1f1b", **options)
     step.compile(w, x)
     examples = list(step.process_examples())

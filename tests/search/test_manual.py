@@ -91,7 +91,7 @@ def test_tensor_parallelism_stays_inside_a_node():
     ("fields", "text"),
     [
         ({"tp": 2}, "2 devices; toy has 8"),
-        ({"dp": 4, "pp": 2}, "made from a graph alone"),
+        ({"dp": 4, "pp": 2}, "names 2 stages; 1 are asked for"),
         ({"dp": 8, "cp": 2}, "tp=1 times cp=2 times dp=8 are 16 devices"),
         ({"dp": 8, "chunks": 2}, "chunks=2"),
         ({"dp": 8, "recompute": "full"}, "jax.checkpoint"),
@@ -100,6 +100,27 @@ def test_tensor_parallelism_stays_inside_a_node():
 def test_what_cannot_be_priced_is_refused(problem, fields, text):
     with pytest.raises(InfeasiblePlanError, match=text):
         Manual(**fields)(problem)
+
+
+@pytest.mark.parametrize("asked", [None, 2])
+def test_a_graph_alone_is_not_cut(problem, asked):
+    with pytest.raises(InfeasiblePlanError, match="made from a graph alone"):
+        Manual(dp=4, pp=2)(replace(problem, job=replace(problem.job, num_stages=asked)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "options", "text"),
+    [
+        ({"dp": 2, "pp": 2}, {"num_stages": 1}, "names 2 stages; 1 are asked for"),
+        ({"dp": 2, "pp": 2}, {"num_stages": 4}, r"names 2 stages; 4 are asked for[\s\S]*num_stages=2"),
+        ({"pp": 2}, {}, "pp=2 times tp=1 times dp=1 are 2 devices; toy has 4"),
+        ({"dp": 4}, {"num_stages": 2}, "dp=4 are 4 devices; a stage has 2"),
+    ],
+)
+def test_degrees_that_are_not_those_of_the_request_are_refused(fields, options, text):
+    fn, args = mlp.build(abstract=True, layers=4)
+    with pytest.raises(InfeasiblePlanError, match=text):
+        autopar.parallelize(fn, cluster=toy(4), search=Manual(**fields), **options).plan(*args)
 
 
 @pytest.mark.parametrize("fields", [{"tp": 0}, {"dp": True}, {"zero": 4}, {"recompute": "some"}, {"chunks": 1.5}])

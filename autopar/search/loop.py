@@ -197,6 +197,32 @@ def _tell_estimate(problem: Problem, region: OpenRegion, plan: Plan) -> None:
         problem.trail.close(region.region, expected)
 
 
+def _tell_work(problem: Problem, region: OpenRegion, before: int, of_rows: int) -> None:
+    """Tells the trail the work units that expanding a region took, without those of rows that it led to.
+
+    Args:
+        problem: what is planned.
+        region: that was expanded.
+        before: units of the search before it.
+        of_rows: units of the trail before it.
+    """
+    took = units_of(problem.meter) - before
+    problem.trail.worked(region.region, took - (problem.trail.work - of_rows))
+
+
+def _next(left: Sequence[OpenRegion], known: Known, gap: float) -> OpenRegion:
+    """The open region of the least expected seconds; of those that a gap does not tell apart, that of fewest stages.
+
+    More stages hold more microbatches in flight, which expected seconds do not say.
+    """
+    ranks = [region.rank(known) for region in left]
+    least = min(ranks)
+    if not 0 < least < math.inf:
+        return left[ranks.index(least)]  # nothing is expected of it yet, or of any
+    near = [region for region, rank in zip(left, ranks, strict=True) if rank <= (1 + gap) * least]
+    return min(near, key=lambda region: max((last for _, last in region.region.stages), default=0))
+
+
 #: Everything that may be planned.
 Regions: TypeAlias = Sequence[OpenRegion]
 
@@ -216,20 +242,23 @@ def explored(problem: Problem, regions: Regions) -> Known:
     """
     known, left = Known(), list(regions)
     while left:
-        region = min(left, key=lambda r: r.rank(known))  # the first of equal ones
+        before = units_of(problem.meter)
+        region = _next(left, known, problem.policy.effort.gap_after(before))
         left.remove(region)
-        closed = region.closed(known, problem.policy.effort, units_of(problem.meter))
+        closed = region.closed(known, problem.policy.effort, before)
         if closed is not None:
             if not region.is_silent:
                 problem.trail.close(region.region, closed)
             continue
-        before = units_of(problem.meter)
+        of_rows = problem.trail.work
         try:
             answer = region.expand(known)
         except (InfeasiblePlanError, MicrobatchError) as error:
+            _tell_work(problem, region, before, of_rows)
             problem.trail.close(region.region, outcome_of(error, problem.memory_limit_bytes))
             known = known.failed(region, error)
             continue
+        _tell_work(problem, region, before, of_rows)
         if isinstance(answer, Bounded):
             problem.trail.close(region.region, answer)
             known = known.bounded(region, answer).worked(region, units_of(problem.meter) - before)

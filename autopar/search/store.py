@@ -3,6 +3,7 @@
 `Store.key` makes all keys, `Room.answers` is the one rule of dominance:
 
     an answer that needs no more than a smaller room holds is the answer in the smaller room,
+    an answer in a smaller room is the answer where one in a larger room is faster by no more than a gap,
     where nothing was found, nothing is found in a smaller room,
     a solution whose bound is below two cutoffs is the same by both: neither has ended its search.
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -94,15 +95,22 @@ class Room:
             asked: the other room.
             any_that_fits: whether any answer that fits will do.
         """
-        more = (-self.limit_bytes, self.in_flight, self.others), (-asked.limit_bytes, asked.in_flight, asked.others)
-        is_smaller = all(known <= wanted for known, wanted in zip(*more, strict=True))
         if isinstance(value, Solution):
             return self == asked or value.lower_bound <= min(self.cutoff_s, asked.cutoff_s)
         if not isinstance(value, PlanContent):
-            return is_smaller and asked.cutoff_s <= self.cutoff_s
-        stage = value.stages[0]
-        held = asked.in_flight * stage.activation_bytes + asked.others * lasting_bytes(stage)
-        return value.peak_memory + held <= asked.limit_bytes and (is_smaller or any_that_fits)
+            return self.is_as_large(asked) and asked.cutoff_s <= self.cutoff_s
+        return asked.has(value) and (self.is_as_large(asked) or any_that_fits)
+
+    def is_as_large(self, other: Room) -> bool:
+        """Whether whatever fits into another room fits into this one."""
+        more = (-self.limit_bytes, self.in_flight, self.others), (-other.limit_bytes, other.in_flight, other.others)
+        return all(here <= there for here, there in zip(*more, strict=True))
+
+    def has(self, content: PlanContent) -> bool:
+        """Whether a plan of one stage fits into the room."""
+        stage = content.stages[0]
+        held = self.in_flight * stage.activation_bytes + self.others * lasting_bytes(stage)
+        return content.peak_memory + held <= self.limit_bytes
 
 
 @dataclass
@@ -194,9 +202,18 @@ class Store:
         return value
 
     def known(
-        self, key: Key, room: Room, meter: Meter, *, taker: Hashable = None, any_that_fits: bool = False
+        self,
+        key: Key,
+        room: Room,
+        meter: Meter,
+        *,
+        taker: Hashable = None,
+        any_that_fits: bool = False,
+        gap: float = 0.0,
     ) -> PlanContent | Bounded | None:
         """The answer of a room that is as large, or larger; None where none is known. A kept error is raised.
+
+        Of two rooms, one smaller and one larger, the answer of the smaller is taken where it is as fast within a gap.
 
         Args:
             key: of the answer.
@@ -204,13 +221,14 @@ class Store:
             meter: of who asks.
             taker: who asks.
             any_that_fits: whether any answer that fits will do of those that the taker has already.
+            gap: share of the seconds of an answer that another may be slower.
         """
         with self.lock:
             every = self.answers.get(key, ())
             entries = (
                 e for e in every if e.room.answers(e.value, room, any_that_fits=any_that_fits and taker in e.takers)
             )
-            entry = next(entries, None)
+            entry = next(entries, None) or _between(every, room, gap)
             if entry is None:
                 return None
             self.answers.move_to_end(key)
@@ -279,6 +297,14 @@ def _taken(entry: _Entry, meter: Meter) -> PlanContent | Bounded:
         raise entry.value.with_traceback(None)
     answer: PlanContent | Bounded = entry.value
     return answer
+
+
+def _between(entries: Sequence[_Entry], room: Room, gap: float) -> _Entry | None:
+    """The fastest plan that fits, where those of larger rooms are faster by no more than a gap; else None."""
+    plans = [e for e in entries if isinstance(e.value, PlanContent)]
+    least_s = max((e.value.step_time for e in plans if e.room.is_as_large(room)), default=0.0)
+    fitting = (e for e in plans if room.has(e.value) and e.value.step_time <= (1 + gap) * least_s)
+    return min(fitting, key=lambda e: e.value.step_time, default=None)
 
 
 def _numbers(value: object) -> int:

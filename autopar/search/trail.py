@@ -56,13 +56,24 @@ class Trail:
 
     Args:
         rows: of the table, not merged.
+        untold: work units of regions that are still open, which no row has.
     """
 
     rows: list[TrailRow] = field(default_factory=list)
+    untold: dict[Region, int] = field(default_factory=dict)
+
+    @property
+    def work(self) -> int:
+        """Work units of all regions."""
+        return sum(row.work for row in self.rows) + sum(self.untold.values())
+
+    def worked(self, region: Region, work: int) -> None:
+        """Takes note of work units that an open region took; the row that closes it has them."""
+        self.untold[region] = self.untold.get(region, 0) + work
 
     def close(self, region: Region, outcome: Outcome, work: int = 0) -> None:
         """Takes note of what became of a region, and of the work units that it took."""
-        r = region
+        r, work = region, work + self.untold.pop(region, 0)
         row = TrailRow(r.form, "", r.stages, r.microbatches, r.schedule, r.remat, r.how, work=work)
         self.rows.append(msgspec.structs.replace(row, **_fields_of(outcome)))
 
@@ -100,12 +111,20 @@ class Trail:
         Args:
             most: rows.
         """
-        rows = list(self.rows)
+        rows = self._with_all_work()
         for merge in (_same, _but_microbatches, _but_details, _but_stages):
             rows = _merged(rows, merge)
             if len(rows) <= most:
                 break
         return tuple(rows[:most])
+
+    def _with_all_work(self) -> list[TrailRow]:
+        """The rows, the first of each form with the work of its regions that were divided."""
+        rows, left = list[TrailRow](), dict(self.untold)
+        for row in self.rows:
+            of_form = [region for region in left if region.form == row.form]
+            rows.append(msgspec.structs.replace(row, work=row.work + sum(map(left.pop, of_form))))
+        return rows
 
     def __reduce__(self) -> tuple[type[Trail], tuple[()]]:
         """Another process begins with no rows."""

@@ -90,6 +90,15 @@ def test_the_region_of_the_least_seconds_is_expanded_first_and_others_are_closed
     assert _outcomes(problem) == {"slow": BOUNDED}
 
 
+def test_of_regions_that_a_gap_does_not_tell_apart_that_of_fewest_stages_is_first() -> None:
+    for times, first in ((1.005, "two"), (1.02, "four")):
+        planned = list[str]()
+        four, two = _leaf("four", 1.0, 2.0, planned), _leaf("two", times, 2.0, planned)
+        numbered = [replace(r, region=replace(r.region, stages=((n, n),))) for r, n in ((four, 4), (two, 2))]
+        fastest(_Problem(), numbered)
+        assert planned[0] == first
+
+
 def test_the_trail_has_what_was_expected_of_a_plan() -> None:
     problem = _Problem()
     fastest(problem, [_leaf("one", 1.0, 2.0, relaxation=ESTIMATE), _leaf("unknown", 0.0, 3.0, relaxation=None)])

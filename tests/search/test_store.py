@@ -69,6 +69,20 @@ def test_any_that_fits_is_taken_from_those_that_the_taker_has(content: PlanConte
     assert store.known(KEY, ample, meter, taker="second", any_that_fits=True) is content
 
 
+def test_a_plan_of_a_smaller_room_serves_where_more_room_hardly_gains(content: PlanContent) -> None:
+    """With 60 bytes at 2% more seconds in the smallest room, and 90 in the largest, which the one between lacks."""
+    store, meter = Store(), Meter()
+    small, between, large = Room(120.0), Room(121.0), Room(500.0)
+    slower = msgspec.structs.replace(content, step_time=1.02)
+    faster = msgspec.structs.replace(content, step_time=1.0, peak_memory=490)
+    store.planned(KEY, small, meter, lambda _: slower, None)
+    assert store.known(KEY, between, meter, gap=0.03) is None, "nothing is known of a larger room"
+    store.planned(KEY, large, meter, lambda _: faster, None)
+    assert store.known(KEY, between, meter, gap=0.01) is None
+    assert store.known(KEY, between, meter, gap=0.03) is slower
+    assert store.known(KEY, Room(59.0), meter, gap=0.03) is None, "it does not fit"
+
+
 def test_an_error_is_kept() -> None:
     store, meter, made = Store(), Meter(), []
 

@@ -107,6 +107,15 @@ def test_schedules_that_are_timed_with_the_same_stages_are_told() -> None:
     assert {"1f1b", "zb-h1", "eager-1f1b"} <= set(re.findall(r"[\w-]+", told))
 
 
+@pytest.mark.parametrize("options", [{}, {"num_stages": 2}, {"memory_limit": 60_000}], ids=["free", "two", "short"])
+def test_rows_have_the_work_of_the_whole_search(options) -> None:
+    step, args = perceptron(64, 64, 32, 64, 64)
+    cluster = toy(2, 2)
+    search = autopar.parallelize(step, cluster=cluster, **options).plan(*args).search
+    told = sum(row.work for row in search.trail)
+    assert 0.9 * search.work <= told <= search.work  # tracing forms again is of no region
+
+
 def test_what_was_asked_for_is_the_reason_that_others_are_left_out() -> None:
     step, args = perceptron(64, 64, 64)
     plan = autopar.parallelize(step, cluster=toy(), num_stages=1, mesh_shape=(4,)).plan(*args)

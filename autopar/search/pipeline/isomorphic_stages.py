@@ -64,7 +64,8 @@ class StagePlanner:
             stage_problem.store,
             stage_problem.meter,
         )
-        known = store.known(key, room, meter, taker=self.candidate, any_that_fits=self.any_that_fits)
+        gap = stage_problem.policy.effort.gap
+        known = store.known(key, room, meter, taker=self.candidate, any_that_fits=self.any_that_fits, gap=gap)
         if known is not None:
             return known
         operators = len(stage_problem.graph.operators)

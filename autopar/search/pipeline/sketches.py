@@ -113,14 +113,15 @@ def may_gain(plan: Plan, candidate: Candidate, count: int, known: dict[int, Plan
 
     step_s = plan.step_time
     others = [m for m in known if (m - here) * (count - here) < 0]
-    if count < here and others:
-        near = min(others)
-        t_s, near_s = step_s / bubble(here), known[near].step_time / bubble(near)
-        other_s = (t_s + (near_s - t_s) * (count - here) / (near - here)) * bubble(count)
-        return other_s < step_s * (1 - least_gain)
-    if count > here:
-        return 1.0 - bubble(count) / bubble(here) + limit_cost(plan) >= least_gain
-    return True
+    if count < here and not others:  # fewer hold more, and were ranked below these without a limit
+        return not any(part.memory_bound for part in plan.content.parts)
+    t_s = other_s = step_s / bubble(here)
+    if others:
+        near = min(others, key=lambda m: abs(m - here))
+        rise_s = (known[near].step_time / bubble(near) - t_s) * (count - here) / (near - here)
+        other_s += rise_s if count < here else max(0.0, rise_s)
+    saved_s = limit_cost(plan) * t_s if count > here else 0.0
+    return (other_s - saved_s) * bubble(count) < step_s * (1 - least_gain)
 
 
 def limit_cost(plan: Plan) -> float:
@@ -132,6 +133,6 @@ def _cost_of(content: PlanContent) -> float:
     search = content.search
     if not content.memory_bound:
         return 0.0
-    known = content.stages[0].form.remat == "none" and search.unlimited_s is not None and search.objective > 0
-    cost = 0.0 if not known or search.unlimited_s is None else 1.0 - search.unlimited_s / search.objective
-    return cost if cost > 0 else 1.0  # the first relaxation has none without the limit
+    if content.stages[0].form.remat != "none" or search.unlimited_s is None or not search.objective:
+        return 1.0  # the first relaxation has none without the limit
+    return max(0.0, 1.0 - search.unlimited_s / search.objective)

@@ -9,9 +9,10 @@ where c is what a worker computes of one microbatch, s what the slowest boundary
 two microbatches (`partition.between_s`), and f what all boundaries take one after the other: the first and the last
 microbatch pass all of them there and back. The heaviest stage has u times its share; v is the stages on each worker,
 whose bubble is that of 1F1B over v (Narayanan et al., 2021, section 2.2). Schedules with less of the bubble hold more
-activations: LLaMA 405B was planned a fifth slower by a third of it. T is an estimate and no bound: stages may be
-unequal, each has a mesh of its own, what they send may be split otherwise than its share for each device, and as much
-need not be hidden.
+activations: LLaMA 405B was planned a fifth slower by a third of it. So T has what they leave of it (Qi et al., 2023)
+where memory is ample: D / S devices hold all state and a microbatch, of which a stage has a share. T is an estimate
+and no bound: stages may be unequal, each has a mesh of its own, what they send may be split otherwise than its share
+for each device, and as much need not be hidden.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ from autopar.errors import MicrobatchError
 from autopar.ir import Graph
 from autopar.plan import StepForm
 from autopar.search.mesh_search import MeshSearch
+from autopar.search.pipeline.candidates import trains
 from autopar.search.pipeline.partition import between_s
 from autopar.search.pipeline.search_space import unevenness
 from autopar.search.problem import Problem
 from autopar.search.source import StepSource
+from autopar.solver import is_feasible
 from autopar.solver.memory import memory_floor
 from autopar.stages import ForwardCuts
 
@@ -53,6 +56,7 @@ class EqualStages:
         uneven: ratio (>= 1) of the heaviest stage's work to an equal share.
         sends: by boundary the seconds of a message without bytes, and those of all bytes of a step in one direction.
         is_beyond: whether the estimate in the fewest microbatches is above the cutoff.
+        bubble_left: share of the bubble of 1F1B that the schedule leaves for which memory is ample.
     """
 
     stages: int
@@ -61,6 +65,7 @@ class EqualStages:
     uneven: float = 1.0
     sends: tuple[tuple[float, float], ...] = ()
     is_beyond: bool = False
+    bubble_left: float = 1.0
 
     @staticmethod
     def of(problem: Problem, stages: int, like: Sequence[int] = ()) -> EqualStages:
@@ -87,7 +92,7 @@ class EqualStages:
         return max(0.0, few_s + slope_s * (count - few))
 
     def step_s(self, count: int, chunks: int = 1, uneven: float | None = None) -> float:
-        """Step time in 1F1B, or interleaved 1F1B.
+        """Step time in 1F1B, or interleaved 1F1B, with the share of its bubble that is left.
 
         Args:
             count: number of microbatches.
@@ -96,8 +101,9 @@ class EqualStages:
         """
         times = self.uneven if uneven is None else uneven
         each_s, messages_s = times * self.busy_s(count) / count, self._messages_s(count)
-        filled_s = each_s * (1 + (self.stages - 1) / chunks) + 2 * chunks * sum(messages_s)
-        return filled_s + (count - 1) * float(between_s(each_s, chunks * max(messages_s, default=0.0)))
+        filled_s = each_s * (1 + self._left(count, self.bubble_left) * (self.stages - 1) / chunks)
+        between = float(between_s(each_s, chunks * max(messages_s, default=0.0)))
+        return filled_s + 2 * chunks * sum(messages_s) + (count - 1) * between
 
     def least_s(self, possible: Sequence[int], bubble_left: float) -> float:
         """Seconds in the best of some numbers of microbatches, with what weight gradients leave of the bubble of 1F1B.
@@ -110,10 +116,15 @@ class EqualStages:
         return min(self._least_s(count, bubble_left) for count in possible)
 
     def _least_s(self, count: int, bubble_left: float) -> float:
-        others, messages_s = self.stages - 1, self._messages_s(count)
-        left = bubble_left * (2 - min(1.0, (count - 1) / max(1, others)))
-        bubble_s = left * (others * self.busy_s(count) / count + 2 * sum(messages_s))
+        messages_s, fill_s = self._messages_s(count), (self.stages - 1) * self.busy_s(count) / count
+        # Two stages on each worker are plans of so many stages too.
+        bubble_s = min(fill_s / chunks + 2 * chunks * sum(messages_s) for chunks in (1, 1 + (count > 1)))
+        bubble_s *= self._left(count, bubble_left)
         return max(self.busy_s(count), count * max(messages_s, default=0.0)) + bubble_s
+
+    def _left(self, count: int, bubble_left: float) -> float:
+        """Share of the bubble of 1F1B that is left in ``count`` microbatches, of that with one for each stage."""
+        return min(1.0, bubble_left * (2 - min(1.0, (count - 1) / max(1, self.stages - 1))))
 
     def _messages_s(self, count: int) -> list[float]:
         """Seconds of the message of one microbatch, by boundary."""
@@ -136,7 +147,8 @@ def equal_stages(
 ) -> EqualStages | None:
     """Estimates of a number of equal stages, with a further relaxation in ``count`` microbatches.
 
-    None where the step cannot be cut so.
+    None where the step cannot be cut so. One stage keeps the memory limit; what a stage of several holds, its layers
+    say, which are not known here.
 
     Args:
         problem: the step in one microbatch.
@@ -149,21 +161,26 @@ def equal_stages(
         graph = problem.graph if count == 1 else step.in_form(StepForm(count)).graph
     except MicrobatchError:
         return None
-    stages, hidden = known.stages, 1 / problem.policy.partition.near_best
+    stages, hidden, gap = known.stages, 1 / problem.policy.partition.near_best, problem.policy.effort.estimate_gap
     meshes = MeshSearch(_on_one_stage(problem, graph, count, stages))
-    fastest_s, fastest = math.inf, known.meshes[0]
+    fastest_s, fastest, ample = math.inf, known.meshes[0], False
     for mesh in known.meshes:
         sum_cutoff_s = min(cutoff_s, fastest_s) * stages / hidden
         sharding_problem = meshes.program(mesh)
-        relaxed = meshes.free(sharding_problem, sum_cutoff_s, problem.policy.effort.estimate_gap)
+        relaxed = meshes.free(sharding_problem, sum_cutoff_s, gap)
+        if stages == 1 and relaxed.found and not is_feasible(sharding_problem.problem, relaxed.choice):
+            relaxed = meshes.within(sharding_problem, relaxed.lower_bound, sum_cutoff_s, gap) or relaxed
         if not relaxed.found or relaxed.objective >= sum_cutoff_s:
             continue
         seconds = meshes.step_s(sharding_problem, relaxed) / stages
         if seconds < fastest_s:
             fastest_s, fastest = seconds, mesh
+            ample = is_feasible(sharding_problem.problem, relaxed.choice)
     estimates = (*known.estimates, (count, min(fastest_s, cutoff_s)))
     is_beyond = known.is_beyond if known.estimates else fastest_s == math.inf
-    return replace(known, meshes=(fastest,), estimates=estimates, is_beyond=is_beyond)
+    fills = ample and problem.job.schedule == "auto" and trains(problem)
+    left = problem.policy.schedules.bubble_left if fills else 1.0
+    return replace(known, meshes=(fastest,), estimates=estimates, is_beyond=is_beyond, bubble_left=left)
 
 
 def counts_that_may_fit(problem: Problem, step: StepSource, counts: Sequence[int]) -> list[int]:

@@ -63,7 +63,7 @@ def test_a_schedule_that_does_not_fit_is_not_taken():
 
 def test_two_stages_a_worker_where_one_waits_for_long():
     """Of few microbatches and many stages the most is waiting."""
-    plan = _plan(toy(1e7, between=1e5), stages="auto", count=4)
+    plan = _plan(toy(1e7, between=3e5), stages="auto", count=4)
     by_name = {c.name: c.step_time for c in plan.search.considered}
     assert {"zb-v", "interleaved"} <= {name.rpartition(" ")[2] for name in by_name}
     assert plan.step_time == min(by_name.values())

@@ -1,4 +1,4 @@
-"""Looks that decide what is planned exactly: they end where they are slower, and leave out what cannot gain."""
+"""Sketches that decide what is planned exactly: they end where they are slower, and leave out what cannot gain."""
 
 from __future__ import annotations
 
@@ -135,6 +135,33 @@ def test_fewer_microbatches_are_relaxed_unless_the_bubble_takes_what_they_gain()
     assert may_gain(here, at(64), 32, {}, 0.005)
     assert not may_gain(here, at(64), 32, {64: here, 128: twice}, 0.005)
     assert may_gain(here, at(64), 32, {64: here, 128: with_step(plan, 14.0)}, 0.005)
+
+
+def test_twice_the_microbatches_are_left_out_where_starts_and_messages_take_what_the_bubble_gains():
+    plan = planned(num_stages=4, num_microbatches=16, schedule="1f1b")
+    half, here = with_step(plan, 10.0), with_step(plan, 9.9)
+    assert may_gain(here, at(16), 32, {8: with_step(plan, 11.5), 16: here}, 0.005)
+    assert may_gain(here, at(16), 32, {}, 0.005)
+    assert not may_gain(here, at(16), 32, {8: half, 16: here}, 0.005)
+
+
+def test_fewer_microbatches_are_left_out_where_these_are_as_many_as_memory_holds():
+    plan = planned(num_stages=4, num_microbatches=16, schedule="1f1b")
+    bound = tuple(msgspec.structs.replace(c, memory_bound=True) for c in plan.content.parts)
+    assert may_gain(plan, at(16), 8, {}, 0.005)
+    assert not may_gain(with_step(plan, plan.step_time, parts=bound), at(16), 8, {}, 0.005)
+
+
+def test_a_limit_that_costs_nothing_is_no_gain_of_more_microbatches():
+    plan = planned(num_stages=4, num_microbatches=16, schedule="1f1b")
+
+    def limited(unlimited_s):
+        parts = plan.content.parts
+        search = msgspec.structs.replace(parts[0].search, objective=2.0, unlimited_s=unlimited_s)
+        first = msgspec.structs.replace(parts[0], memory_bound=True, search=search)
+        return with_step(plan, plan.step_time, parts=(first, *parts[1:]))
+
+    assert [limit_cost(limited(s)) for s in (2.01, 2.0, 1.5, None)] == [0.0, 0.0, 0.25, 1.0]
 
 
 def test_recomputation_takes_no_less_than_is_said_before_it_is_planned(monkeypatch):

@@ -1,6 +1,8 @@
-"""Equal stages: what they take in each number of microbatches by looks in one or two."""
+"""Equal stages: what they take in each number of microbatches by relaxations in one or two."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 
@@ -26,13 +28,16 @@ def _equal_stages(stages: int, *estimates: tuple[int, float], is_beyond: bool = 
 @pytest.mark.parametrize("v", [0.0, 0.01, 0.1])
 @pytest.mark.parametrize("stages", [2, 8])
 def test_what_is_left_of_the_bubble_counts_in_every_number_of_microbatches(v: float, stages: int) -> None:
-    """Seconds without the bubble are 1 + v m; of one microbatch twice as much of the bubble is left."""
+    """Seconds without the bubble are 1 + v m; of one microbatch twice as much of the bubble is left.
+
+    Of several, two stages on each worker halve it.
+    """
     equal = _equal_stages(stages, (1, 1 + v), (16, 1 + 16 * v))
     others = stages - 1
 
     def seconds(m: int) -> float:
         left = LEFT * (2 - min(1.0, (m - 1) / others))
-        return (1 + v * m) * (1 + left * others / m)
+        return (1 + v * m) * (1 + left * others / m / (2 if m > 1 else 1))
 
     assert [equal.busy_s(m) for m in COUNTS] == pytest.approx([1 + v * m for m in COUNTS])
     assert equal.least_s(COUNTS, LEFT) == pytest.approx(min(map(seconds, COUNTS)))
@@ -40,7 +45,7 @@ def test_what_is_left_of_the_bubble_counts_in_every_number_of_microbatches(v: fl
 
 
 def test_one_relaxation_says_that_more_microbatches_gain_the_bubble_alone() -> None:
-    assert _equal_stages(4, (8, 1.0)).least_s(COUNTS, LEFT) == pytest.approx(1 + LEFT * 3 / 64)
+    assert _equal_stages(4, (8, 1.0)).least_s(COUNTS, LEFT) == pytest.approx(1 + LEFT * 3 / 64 / 2)
 
 
 @pytest.mark.parametrize("sent", [0.0, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 10.0])
@@ -54,6 +59,19 @@ def test_the_estimate_is_what_eager_1f1b_takes_and_no_schedule_takes_less_than_t
     assert equal.step_s(count) == pytest.approx(eager, rel=0.13)
     others = [simulated(f"zb-h{n}", stages, count, 1, 1, 1, sent).step_time for n in (1, 2)]
     assert equal.least_s([count], LEFT) <= 1.001 * min(eager, *map(float, others))
+
+
+@pytest.mark.parametrize("sent", [0.0, 0.5, 1.0, 2.0, 4.0])
+@pytest.mark.parametrize(("stages", "count"), [(2, 4), (2, 16), (3, 8), (4, 2), (4, 4), (4, 32), (8, 16)])
+def test_with_ample_memory_the_estimate_is_what_the_fastest_schedule_takes(
+    stages: int, count: int, sent: float
+) -> None:
+    """Passes that compute gradients of inputs and of weights take 1 each, as the forward pass does."""
+    sends = ((sent / 2, sent * count / 2),) * (stages - 1)
+    equal = EqualStages(stages, (MESH,), ((count, 3.0 * count),), sends=sends, bubble_left=LEFT)
+    eager = float(simulated("eager-1f1b", stages, count, transfer=sent).step_time)
+    others = [float(simulated(f"zb-h{n}", stages, count, 1, 1, 1, sent).step_time) for n in (1, 2)]
+    assert equal.step_s(count) == pytest.approx(min(eager, *others), rel=0.12)
 
 
 def test_stages_on_each_worker_divide_the_bubble() -> None:
@@ -72,6 +90,10 @@ def test_a_relaxation_that_takes_too_long_says_so_and_counts_as_what_is_of_use()
     least_s = found.busy_s(1) / 2
     beyond = equal_stages(problem, step, two, 1, least_s)
     assert beyond is not None and beyond.is_beyond and beyond.busy_s(1) == least_s
+    assert found.bubble_left == LEFT, "memory is ample"
+    short = replace(problem, job=replace(problem.job, memory_limit_bytes=10_000))
+    limited = equal_stages(short, step, two, 1, 1e9)
+    assert limited is not None and limited.bubble_left == 1.0
     both = equal_stages(problem, step, found, 4, 1e9)
     assert both is not None and [m for m, _ in both.estimates] == [1, 4] and both.meshes == found.meshes
     assert equal_stages(problem, step, two, 3, 1e9) is None, "64 examples are not three equal parts"

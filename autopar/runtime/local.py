@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from autopar._compat.xla import leave_uncommitted
 from autopar.frontend import Traced
@@ -22,6 +23,7 @@ from autopar.lower.program import LoweredProgram
 from autopar.runtime.hosts.agree import wait_s
 from autopar.runtime.hosts.arrays import copied, is_global, own, put, spread
 from autopar.runtime.hosts.callbacks import check_callbacks
+from autopar.runtime.hosts.connections import open_connections
 from autopar.runtime.launches import LAUNCHES, runnable
 from autopar.runtime.leaves import PlacedLeaves, check_data, check_donated, give_up
 from autopar.runtime.loaded import LoadedStep, described_inputs
@@ -212,6 +214,8 @@ def load_local(traced: Traced, program: LoweredProgram, donated: Sequence[int] =
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
         shapes = program.shapes(traced)
         compiled = program.function.lower(*shapes).compile(dict(program.compiler_options))
+    assert isinstance(program.mesh, Mesh), "a program without devices is compiled for devices"
+    open_connections([program.mesh])
     program.callbacks.limit_s = wait_s()
     count = len(traced.signature.traced)
     constants = tuple(

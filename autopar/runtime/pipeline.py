@@ -38,6 +38,7 @@ from autopar.runtime.hosts.agree import Agreement, wait_s
 from autopar.runtime.hosts.arrays import copied, empty, is_global, own, put, spread
 from autopar.runtime.hosts.broadcast import Broadcast, BroadcastResult
 from autopar.runtime.hosts.callbacks import check_callbacks
+from autopar.runtime.hosts.connections import compile_connected, open_connections
 from autopar.runtime.interpreter import Ready, Worker
 from autopar.runtime.launches import LAUNCHES
 from autopar.runtime.leaves import check_data, check_donated, give_up
@@ -150,6 +151,7 @@ class PipelineProgram(LoadedStep):
                 remedy="place it by a NamedSharding, or call step.shard",
             )
         program = self.maker.programs.program([ArrayMove(leaf.shape, dtype_name(leaf.dtype), leaf.sharding, wanted)])
+        compile_connected(self.maker.programs)
         arrays = program([leaf] if leaf.sharding.addressable_devices else None) if program.is_here else None
         return empty(leaf.shape, wanted, leaf.dtype) if arrays is None else arrays[0]
 
@@ -442,9 +444,10 @@ def load_pipeline(
     @cache
     def prepare(placed_batch: frozenset[str]) -> StepLists:
         step = maker.make(lists, by_name, [e for e in ends if e.makers], placed_batch)
-        maker.programs.compile()
+        compile_connected(maker.programs)
         return step
 
+    open_connections((*meshes.values(), broadcast.mesh))
     first = prepare(frozenset()) if flushes else None
     broadcast.compile()
     outputs = tuple(

@@ -26,6 +26,7 @@ from autopar.lower.split_layers import SplitStep
 from autopar.runtime.hosts.agree import Agreement
 from autopar.runtime.hosts.arrays import empty
 from autopar.runtime.hosts.callbacks import check_callbacks
+from autopar.runtime.hosts.connections import compile_connected
 from autopar.runtime.launches import LAUNCHES
 from autopar.runtime.loaded import LoadedProgram, Shardings
 from autopar.runtime.pipeline import PipelineProgram, load_pipeline
@@ -309,7 +310,7 @@ class _OnLists:
         if key not in self.prepared:
             lists = [w.instructions for w in window.workers]
             self.prepared[key] = pipeline.maker.extended(lists, copies, results, lie)
-            pipeline.maker.programs.compile()
+            compile_connected(pipeline.maker.programs)
         step = self.prepared[key]
         with LAUNCHES:
             workers = pipeline.carry_out(step, start)

@@ -56,9 +56,13 @@ def check_errors(worlds: Sequence[Any]) -> None:
 
 
 @pytest.mark.slow
-def test_a_callback_may_take_longer_than_connections_take_to_open() -> None:
-    found = results(run("slow_callback", devices=2, takes_s=33))
-    assert [f["right"] for f in found] == [True, True] and [f["calls"] for f in found] == [1, 0]
+@pytest.mark.parametrize("options", [{}, {"pipeline": "lists"}, {"pipeline": "one_program"}], ids=str)
+def test_a_callback_may_take_longer_than_connections_take_to_open(options: dict[str, Any]) -> None:
+    """In one stage process 0 calls, of two the process of the first one."""
+    manual = {"dp": 2, "pp": 2} if options else {"dp": 4}
+    options = {"num_microbatches": 1, **options}
+    found = results(run("slow_callback", devices=2, takes_s=33, manual=manual, options=options))
+    assert [f["right"] for f in found] == [True, True] and [f["calls"] for f in found] == [2, 0]
 
 
 STAGES = {"manual": {"dp": 2, "pp": 2}, "num_stages": 2, "num_microbatches": 2}

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Primitive
@@ -34,25 +32,12 @@ def call_once(primitive: Primitive, params: Mapping[str, Any], operands: list[An
     if not axes:
         return call(*arrays)
     index = context.index(axes)
-    if jax.process_count() > 1:
-        index = _connected(index, axis_names(context.index, axes), math.prod(context.sizes.values()))
 
     def wait(*_: Any) -> list[Any]:
         return context.callbacks.wait(primitive, params, index, calls)
 
     outputs = lax.cond(index == 0, call, wait, *arrays)
     return [_from_first(x, axis_names(context.index, axes)) for x in outputs]
-
-
-def _connected(index: Any, axes: tuple[str, ...], count: int) -> Any:
-    """The number of this device, once all have met: XLA gives up connections that take longer than 30 s to open.
-
-    Args:
-        index: number of this device.
-        axes: names of all axes of the mesh.
-        count: number of devices.
-    """
-    return index + lax.psum(index, axes) - count * (count - 1) // 2
 
 
 def _from_first(array: Any, axes: tuple[str, ...]) -> Any:

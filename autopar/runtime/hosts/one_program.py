@@ -33,6 +33,7 @@ from autopar.lower.split_layers import SplitStep
 from autopar.plan import Plan
 from autopar.runtime.hosts.arrays import is_global, own, spread, whole
 from autopar.runtime.hosts.callbacks import check_callbacks
+from autopar.runtime.hosts.connections import open_connections
 from autopar.runtime.launches import LAUNCHES
 from autopar.runtime.leaves import check_data, give_up
 from autopar.runtime.loaded import LoadedStep, StepShardings, described_inputs
@@ -280,6 +281,7 @@ def load_world(
     kept = frozenset(k for _, k in ends.values())
     body = OneProgram(rounds, programs, tables, grid, stages, kept, shared, gathers=devices[0].platform == "cpu")
     slots, executable = _compiled(body, everything)
+    open_connections([everything])
     inputs = tuple(_joined([places[i] for i in at], meshes) for at in split_step.inputs)
     outputs = tuple(
         sharding_on(everything, body.everywhere(*shards_of_result[0]))

@@ -396,6 +396,7 @@ class MovePrograms:
 
     def __init__(self) -> None:
         self._programs: dict[tuple[ArrayMove, ...], MoveProgram] = {}
+        self._compiled = 0
 
     def program(self, moves: Sequence[ArrayMove]) -> MoveProgram:
         """The program of some moves."""
@@ -404,11 +405,18 @@ class MovePrograms:
             self._programs[key] = MoveProgram(key)
         return self._programs[key]
 
-    def compile(self) -> None:
-        """Compiles those that this process has devices of, in the order in which they were asked for."""
-        for program in self._programs.values():
+    def compile(self) -> list[MoveProgram]:
+        """Compiles those that this process has devices of, in the order in which they were asked for.
+
+        Returns:
+            Programs that were asked for since the last call, those of other processes too.
+        """
+        new = list(self._programs.values())[self._compiled :]
+        self._compiled = len(self._programs)
+        for program in new:
             if program.is_here:
                 _ = program.executable
+        return new
 
 
 @dataclass(frozen=True, eq=False)

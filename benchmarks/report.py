@@ -78,6 +78,8 @@ def cell(column: str, value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, str):
         return value
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {cell('', of_key)}" for key, of_key in value.items())
     if column.endswith("_bytes"):
         return size(value)
     if column.endswith("_s"):

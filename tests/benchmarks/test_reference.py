@@ -7,7 +7,7 @@ import networkx
 from rich.console import Console
 
 from benchmarks import reference
-from benchmarks.report import table
+from benchmarks.report import cell, table
 
 
 def test_paths_are_the_shortest() -> None:
@@ -36,3 +36,7 @@ def test_measured_seconds_are_also_multiples() -> None:
         console.print(table("t", rows, ("cpu_s",), 1.5))
     text = captured.get()
     assert text.count("ref)") == 1 and "3.000 s (2 ref)" in text
+
+
+def test_a_cell_may_have_numbers_by_name() -> None:
+    assert cell("phases", {"trace": 0.25, "solves": 3}) == "trace 0.250, solves 3"

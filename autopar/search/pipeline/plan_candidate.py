@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from autopar.errors import InfeasiblePlanError
@@ -87,19 +87,20 @@ def _planned_stages(
     # Relaxations go on as long as those that are there say that it may be of use.
     sketching = candidate.shares_plans and cutoff_s < math.inf and has_stage_a_worker(pipeline.table)
     keys, store = dict[int, Key](), pipeline.problem.store
-    if cutoff_s < math.inf and not pipeline.table.after and not candidate.shares_plans:
+    if cutoff_s < math.inf and not candidate.shares_plans:
         problem, count = pipeline.problem, candidate.count
         parts = {i: problem.cluster.part(*candidate.devices[i]) for i in order}
         keys = {i: shared.busy_key(problem, pipeline.sliced.graphs[i], parts[i], count) for i in order}
-        if (closed := closed_by_busy(store, keys, cutoff_s)) is not None:
+        if (closed := closed_by_busy(store, keys, pipeline.table, cutoff_s)) is not None:
             return closed
+    # Branches are planned without sketches: a stage that takes as long alone ends them.
+    of_use_s = cutoff_s if sketching or pipeline.table.after else math.inf
     if not sketching:
-        submit_stages(pipeline, order, candidate.devices, shared)
+        submit_stages(pipeline, order, candidate.devices, shared, of_use_s)
     contents: dict[int, PlanContent] = {}
     by_kind, tightest = dict[int, StagePlanner](), dict[int, int]()
     for n, i in enumerate(order):
         kind = pipeline.first(i)
-        of_use_s = cutoff_s if sketching else math.inf
         planner = by_kind.get(kind, shared)
         if not candidate.shares_plans and kind in by_kind and not _may_take(pipeline, i, tightest[kind]):
             planner = shared
@@ -112,7 +113,7 @@ def _planned_stages(
             tightest[kind] = i
             by_kind[kind] = replace(shared, any_that_fits=_may_share(pipeline, candidate, contents[i], i))
             if not by_kind[kind].any_that_fits:
-                submit_like(pipeline, contents[i], isomorphic, candidate.devices, shared)
+                submit_like(pipeline, contents[i], isomorphic, candidate.devices, shared, of_use_s)
             if sketching and (closed := _closed_by_relaxations(pipeline, contents, cutoff_s)) is not None:
                 return closed
         if sketching and n == 0:
@@ -120,7 +121,7 @@ def _planned_stages(
             submit_stages(pipeline, others, candidate.devices, shared, cutoff_s)
         if keys:
             keep_busy(store, keys[i], answer)
-            if (closed := closed_by_busy(store, keys, cutoff_s)) is not None:
+            if (closed := closed_by_busy(store, keys, pipeline.table, cutoff_s)) is not None:
                 return closed
     return [on_devices(contents[i], i, placement) for i, placement in enumerate(candidate.devices)]
 
@@ -262,33 +263,39 @@ def keep_busy(store: Store, key: Key, content: PlanContent) -> None:
         store.once(key, lambda: (forward_s / content.num_microbatches, busy_s))
 
 
-def least_busy_s(store: Store, keys: Mapping[int, Key]) -> float:
+def least_busy_s(store: Store, keys: Mapping[int, Key], table: Table) -> float:
     """Seconds that a pipeline takes at least; 0.0 where none of its stages was planned.
+
+    A stage begins when the first microbatch has passed the stages that it waits for, and a worker runs its stages one
+    after the other.
 
     Args:
         store: has what stages take.
         keys: of its stages, by number.
+        table: which stages wait for which, and on which worker each is.
     """
-    return max(_bounds(store, keys), default=0.0)
-
-
-def _bounds(store: Store, keys: Mapping[int, Key]) -> Iterator[float]:
-    before_s = 0.0
+    passed_s, least_s, of_worker = dict[int, float](), 0.0, dict[int, float]()
     for stage in sorted(keys):
         forward_s, busy_s = store.get(keys[stage], (0.0, 0.0))
-        yield before_s + busy_s
-        before_s += forward_s
+        begins_s = max((passed_s[s] for s in table.stages_before(stage)), default=0.0)
+        passed_s[stage] = begins_s + forward_s
+        workers = table.workers_of_stage(stage)
+        for worker in workers:
+            of_worker[worker] = of_worker.get(worker, 0.0) + busy_s / len(workers)
+        least_s = max(least_s, begins_s + busy_s / max(1, len(workers)), *of_worker.values())
+    return least_s
 
 
-def closed_by_busy(store: Store, keys: Mapping[int, Key], cutoff_s: float) -> Bounded | None:
+def closed_by_busy(store: Store, keys: Mapping[int, Key], table: Table, cutoff_s: float) -> Bounded | None:
     """Verdict that a pipeline takes ``cutoff_s`` or more, by the busy seconds of its planned stages; else None.
 
     Args:
         store: answers of the search, of which planned stages are some.
         keys: by number of a stage its key in ``store``.
+        table: of its schedule.
         cutoff_s: seconds of the best plan so far.
     """
-    least_s = least_busy_s(store, keys)
+    least_s = least_busy_s(store, keys, table)
     return Bounded("what its stages that are planned take", least_s) if least_s >= cutoff_s else None
 
 

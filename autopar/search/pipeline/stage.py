@@ -174,6 +174,7 @@ def submit_like(
     stages: Sequence[int],
     placements: Sequence[tuple[int, int]],
     shared: StagePlanner,
+    cutoff_s: float = math.inf,
 ) -> None:
     """Submits stages to the pool that are like one that is planned, where its plan does not fit their memory.
 
@@ -183,6 +184,7 @@ def submit_like(
         stages: in the order in which they are planned, more in flight the later.
         placements: by stage its first device and the number of devices.
         shared: plans one stage on its submesh.
+        cutoff_s: busy seconds of a step from which a stage's plan is of no use.
     """
     tried = levels_of(pipeline.problem.job.remat)
     form = StepForm(pipeline.table.num_microbatches, planned.stages[0].form.remat)
@@ -193,7 +195,7 @@ def submit_like(
         placed = PlacedStage(pipeline, stage, placements[stage])
         shape = _first_shape(placed, shared)
         with contextlib.suppress(InfeasiblePlanError):  # raised where it is planned
-            shared.submit(stage_problem(placed, form, shape).problem)
+            shared.submit(stage_problem(placed, form, shape, cutoff_s).problem)
 
 
 def _first_shape(placed: PlacedStage, shared: StagePlanner) -> tuple[int, ...] | None:

@@ -7,6 +7,8 @@ import pytest
 
 from autopar.cost import CostModel
 from autopar.plan import PlanContent
+from autopar.schedule import get
+from autopar.schedule.branches import Branches
 from autopar.search import alpa
 from autopar.search.pipeline.candidates import CuttableStep
 from autopar.search.pipeline.plan_candidate import closed_by_busy, keep_busy, least_busy_s, plan_candidate
@@ -33,13 +35,14 @@ def keys_of(store: Store, *devices: int) -> list[Key]:
 def test_a_stage_begins_when_the_first_microbatch_has_passed_those_before():
     store = Store()
     first, second = keys_of(store, 1, 2)
-    assert least_busy_s(store, {0: first, 1: second}) == 0.0
+    table = get("1f1b").table(2, 4)
+    assert least_busy_s(store, {0: first, 1: second}, table) == 0.0
     keep_busy(store, first, content_of(4.0, 8.0, 1.0))
     keep_busy(store, second, content_of(8.0, 16.0, 2.0))
-    assert least_busy_s(store, {0: first, 1: second}) == pytest.approx(4.0 / 4 + 8.0 + 16.0 + 2.0)
-    assert least_busy_s(store, {0: second, 1: first}) == pytest.approx(26.0)
-    assert closed_by_busy(store, {0: first, 1: second}, 27.1) is None
-    closed = closed_by_busy(store, {0: first, 1: second}, 27.0)
+    assert least_busy_s(store, {0: first, 1: second}, table) == pytest.approx(4.0 / 4 + 8.0 + 16.0 + 2.0)
+    assert least_busy_s(store, {0: second, 1: first}, table) == pytest.approx(26.0)
+    assert closed_by_busy(store, {0: first, 1: second}, table, 27.1) is None
+    closed = closed_by_busy(store, {0: first, 1: second}, table, 27.0)
     assert closed is not None and closed.least_s == pytest.approx(27.0)
 
 
@@ -47,7 +50,20 @@ def test_a_stage_that_the_memory_limit_changed_bounds_nothing():
     store = Store()
     (key,) = keys_of(store, 1)
     keep_busy(store, key, content_of(4.0, 8.0, 1.0, memory_bound=True))
-    assert least_busy_s(store, {0: key}) == 0.0
+    assert least_busy_s(store, {0: key}, get("1f1b").table(1, 4)) == 0.0
+
+
+def test_a_branch_waits_for_what_it_reads_and_a_worker_runs_its_stages_in_turn():
+    """Stages 0 and 1 side by side, 2 after both on the worker of 1; each takes 26 s, 2 s of them for a microbatch."""
+    store = Store()
+    keys = dict(enumerate(keys_of(store, 1, 2, 3)))
+    for key in keys.values():
+        keep_busy(store, key, content_of(8.0, 16.0, 2.0))
+    table = Branches(((), (), (0, 1)), (0, 1, 1)).table(3, 4)
+    assert least_busy_s(store, {0: keys[0], 1: keys[1]}, table) == pytest.approx(26.0)
+    assert least_busy_s(store, keys, table) == pytest.approx(52.0)
+    apart = Branches(((), (), (0, 1)), (0, 1, 2)).table(3, 4)
+    assert least_busy_s(store, keys, apart) == pytest.approx(28.0)
 
 
 @pytest.mark.few(2)

@@ -80,6 +80,8 @@ def cell(column: str, value: Any) -> str:
         return value
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {cell('', of_key)}" for key, of_key in value.items())
+    if isinstance(value, list | tuple):
+        return " ".join(cell(column, one) for one in value)
     if column.endswith("_bytes"):
         return size(value)
     if column.endswith("_s"):

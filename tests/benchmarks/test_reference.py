@@ -39,4 +39,4 @@ def test_measured_seconds_are_also_multiples() -> None:
 
 
 def test_a_cell_may_have_numbers_by_name() -> None:
-    assert cell("phases", {"trace": 0.25, "solves": 3}) == "trace 0.250, solves 3"
+    assert cell("phases", {"trace": 0.25, "solves": [3, 0.5]}) == "trace 0.250, solves 3 0.500"

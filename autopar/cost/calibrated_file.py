@@ -5,11 +5,12 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from autopar.cluster import ConvolutionRate, Curve, LinkSpec, MeasuredCollective, NodeGroup
+from autopar.cluster import ConvolutionRate, Curve, Device, LinkSpec, MeasuredCollective, NodeGroup
 from autopar.cost.calibrated_kinds import Kinds
 from autopar.cost.calibration import Calibration, Rate
+from autopar.cost.constants import load_constants
 from autopar.cost.links import Network
 
 
@@ -68,6 +69,7 @@ def _group(measured: MeasuredGroup) -> list[str]:
     d = group.device
     label = "CPU" if "cpu" in d.jax_kinds else d.kind
     called = ", ".join(f'"{k}"' for k in d.jax_kinds)
+    memory, peaks, share = _rates(d, fitted)
     lines = [
         f"# {group.devices_per_node} x {label}, measured by `autopar calibrate` on {how.date.isoformat()}:",
         f"# {how.machine}, {how.versions}. Medians of {how.repeats} repetitions that go round all programs; the spread",
@@ -82,11 +84,11 @@ def _group(measured: MeasuredGroup) -> list[str]:
         f"jax_kinds = [{called}]",
         f"memory_bytes = {d.memory_bytes}",
         f"# Elementwise operators and sums, all devices at once, read and written; spread {fitted.memory.spread:.1%}.",
-        f"memory_bandwidth = {fitted.memory.peak:.4g}",
-        f"memory_efficiency = {_curve(fitted.memory.efficiency)}",
+        f"memory_bandwidth = {memory.peak:.4g}",
+        f"memory_efficiency = {_curve(memory.efficiency)}",
         "# Matrix products, all devices at once: " + "; ".join(map(_product, fitted.products)) + ".",
-        "peak_flops = { " + ", ".join(f"{k} = {rate.peak:.4g}" for k, rate in fitted.products) + " }",
-        f"compute_efficiency = {_curve(dict(fitted.products)['f32'].efficiency)}",
+        "peak_flops = { " + ", ".join(f"{k} = {peak:.4g}" for k, peak in peaks.items()) + " }",
+        f"compute_efficiency = {_curve(share)}",
         f"# Chains of tiny products; spread {fitted.chain_spread:.1%}. "
         f"A call of a program costs {fitted.call_s:.2g} s.",
         f"launch_s = {fitted.launch_s:.4g}",
@@ -106,6 +108,29 @@ def _group(measured: MeasuredGroup) -> list[str]:
         lines += ["# What they took, all groups of so many devices at once: [bytes of the full tensor, seconds]."]
         lines += ["collectives = [", *(f"    {_collective(m)}," for m in fitted.collectives), "]"]
     return [*lines, "", "[groups.inter]", *_inter(measured)]
+
+
+def _rates(device: Device, fitted: Calibration) -> tuple[Rate, dict[str, float], Curve]:
+    """Memory, peaks by dtype, and the share of these that is reached by FLOPs.
+
+    Of accelerators the shares are constant, for kernels by size have a model of their own (`autopar.cost.kernels`),
+    which takes what large copies and products reach. Peaks of dtypes that were not measured are those of the file that
+    knows the device.
+
+    Args:
+        device: as that file knows it.
+        fitted: what was measured.
+    """
+    if "cpu" in device.jax_kinds:
+        peaks = {name: rate.peak for name, rate in fitted.products}
+        return fitted.memory, peaks, dict(fitted.products)["f32"].efficiency
+    listed, rates = dict(device.peak_flops), dict(fitted.products)
+    name = next(n for n in ("bf16", "f32") if n in rates)
+    share = min(1.0, rates[name].peak / listed.get(name, rates[name].peak))
+    peaks = listed | {n: rate.peak / share for n, rate in rates.items()}
+    reached = load_constants().kernels.memory_share
+    memory = replace(fitted.memory, peak=fitted.memory.peak / reached, efficiency=Curve.constant(reached))
+    return memory, peaks, Curve.constant(share)
 
 
 def _inter(measured: MeasuredGroup) -> list[str]:

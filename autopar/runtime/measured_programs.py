@@ -1,7 +1,7 @@
 """Programs to time, for `autopar.runtime.measuring`: kinds of work, and collectives in groups of several sizes.
 
 Every device of a mesh does the same on arrays of its own, once or many times in a loop: a `Case`. `special_cases` are
-kinds of work that FLOPs and bytes do not explain: convolutions, other orders, functions, new memory.
+kinds of work on CPUs that FLOPs and bytes do not explain: convolutions, other orders, functions, new memory.
 `collective_cases` are collectives of each kind and size, in groups as the axes of meshes make them. All groups of a
 node run side by side, as in a step: of neighbours, as those of a last axis, and of devices as far apart as those of a
 first one.
@@ -10,9 +10,10 @@ first one.
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -95,6 +96,10 @@ class Effort:
     transfers: tuple[int, ...] = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
     pairs: int = 28
 
+    def on_accelerators(self) -> Effort:
+        """As much on GPUs and TPUs, in sizes that fill one: what is smaller is the start of a kernel and little else."""
+        return replace(self, products=(4096, 8192), copies=(1 << 28, 1 << 30), collectives=(1 << 12, 1 << 18, 1 << 26))
+
 
 QUICK = Effort(
     products=(32, 256),
@@ -153,12 +158,22 @@ class Case:
     convolution: Convolution | None = None
 
 
+def _equal_numbers(shape: tuple[int, ...]) -> np.ndarray:
+    return np.full(shape, 1e-3, np.float32)
+
+
+def _drawn_numbers(shape: tuple[int, ...]) -> np.ndarray:
+    """Numbers of which a product by a square matrix keeps the size; cores of GPUs run faster on equal ones."""
+    return np.random.default_rng(0).standard_normal(shape, np.float32) / math.sqrt(shape[-1])
+
+
 def program(mesh: Mesh, body: Callable[..., Any], shapes: Sequence[tuple[tuple[int, ...], Any]]) -> Callable[[], Any]:
     """A program in which every device runs ``body`` on arrays of its own, of these shapes and dtypes."""
     n = mesh.size
     spec = PartitionSpec(mesh.axis_names)
+    fill = _equal_numbers if mesh.devices.flat[0].platform == "cpu" else _drawn_numbers
     placed = [
-        jax.device_put(np.full((n * shape[0], *shape[1:]), 1e-3, np.float32), NamedSharding(mesh, spec)).astype(dtype)
+        jax.device_put(fill((n * shape[0], *shape[1:])), NamedSharding(mesh, spec)).astype(dtype)
         for shape, dtype in shapes
     ]
     mapped = jax.shard_map(body, mesh=mesh, in_specs=(spec,) * len(shapes), out_specs=spec, check_vma=False)

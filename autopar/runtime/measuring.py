@@ -44,14 +44,20 @@ def measure_devices(
 ) -> tuple[Sample, ...]:
     """Times everything that `autopar.cost.calibration.fit` needs.
 
+    Of CPUs these are also kinds of work with figures of their own; accelerators have kernels by size in place of them
+    (`autopar.cost.kernels`).
+
     Args:
         devices: jax devices of one kind, of this process.
         effort: sizes and repetitions.
         say: called with a line when a phase begins.
     """
-    effort = effort or Effort()
+    effort, is_cpu = effort or Effort(), devices[0].platform == "cpu"
+    effort = effort if is_cpu else effort.on_accelerators()
     mesh = device_mesh([(AXIS, len(devices))], devices)
-    cases = [*_chains(mesh), *_products(mesh, effort), *_copies(mesh, effort), *special_cases(mesh, effort)]
+    cases = [*_chains(mesh), *_products(mesh, effort), *_copies(mesh, effort)]
+    if is_cpu:
+        cases += special_cases(mesh, effort)
     if len(devices) > 1:
         cases += collective_cases(devices, effort)
     say(f"compiling {len(cases)} programs for {len(devices)} {devices[0].device_kind}")

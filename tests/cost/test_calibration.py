@@ -18,6 +18,9 @@ from autopar.cost import CostModel
 from autopar.cost.calibrated_file import Circumstances, MeasuredGroup, file_text
 from autopar.cost.calibration import Sample, collectives_of, fit, fit_link, link_error
 from autopar.cost.collectives import collective_on_link_s, measured_s
+from autopar.cost.constants import load_constants
+from autopar.cost.kernels import Matrices, kernel_rates
+from autopar.runtime.measured_programs import QUICK
 
 CALL_S, LAUNCH_S, FLOPS, BANDWIDTH = 2e-4, 3e-6, 5e10, 2e10
 LINK = Link(1.5e9, 2e-5)
@@ -184,3 +187,31 @@ def test_fewer_bytes_that_took_longer_are_noise() -> None:
     took = [Sample("collective", "all-reduce", b, 1, 2, (s,) * 2) for b, s in ((1e3, 2e-5), (1e4, 1e-5), (1e6, 1e-3))]
     (found,) = collectives_of(took, 0.0)
     assert [x for p in found.seconds for x in p] == pytest.approx([1e3, 2e-5, 1e4, 2e-5, 1e6, 1e-3])
+
+
+def test_an_accelerator_keeps_its_kernels_by_size_and_takes_the_rates_of_large_ones(tmp_path: Path) -> None:
+    """As measured on one H200: 758 TFLOP/s in bf16, 370 in f32 of TF32 cores, 4 TB/s read and written."""
+    listed = Cluster.load("h200").part(0, 1)
+    rates = {"bf16": 758e12, "f32": 370e12}
+    found = [sample("call", "", 1, 0.0, 1)]
+    found += [sample("chain", "", n, n * LAUNCH_S, 1000) for n in (8, 32, 128)]
+    for n in (4096, 8192):
+        found += [sample("product", name, 2.0 * n**3, LAUNCH_S + 2.0 * n**3 / rate) for name, rate in rates.items()]
+    found += [sample("copy", "f32", 2.0**k, LAUNCH_S + 2.0**k / 4e12, 100) for k in (29, 31)]
+    path = tmp_path / "gpu.toml"
+    path.write_text(file_text("gpu", [MeasuredGroup(listed.groups[0], fit(found), HOW)]), encoding="utf-8")
+    cluster = Cluster.load(str(path))
+    device, rates_of_kernels = cluster.groups[0].device, kernel_rates(cluster.groups[0].device, load_constants())
+    assert rates_of_kernels is not None and not device.convolutions and device.reorder_efficiency is None
+    assert rates_of_kernels.memory_s(4e9, device) == pytest.approx(1e-3, rel=1e-3)
+    large = Matrices(1, 16384, 16384, 16384)
+    for name, rate in rates.items():
+        seconds = rates_of_kernels.product_s(large, name, device, misaligned=False, moved=large.moved_bytes)
+        assert float(seconds) == pytest.approx(large.flops / rate, rel=0.1)
+    assert device.flops("f8_e4m3fn") == listed.groups[0].device.flops("f8_e4m3fn")
+
+
+def test_what_is_measured_fills_an_accelerator() -> None:
+    effort = QUICK.on_accelerators()
+    assert 2.0 * min(effort.products) ** 3 > 100e9 and min(effort.copies) > 200e6
+    assert (effort.repeats, effort.least_s) == (QUICK.repeats, QUICK.least_s)

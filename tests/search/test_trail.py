@@ -44,6 +44,7 @@ def test_every_number_of_stages_up_to_the_devices_is_told_once(free: Plan) -> No
     assert sum(row.work for row in free.search.trail) <= free.search.work
 
 
+@pytest.mark.slow
 def test_competitors_asked_for_by_name_take_no_less_than_told_and_longer_than_the_plan(free: Plan) -> None:
     step, args = perceptron(64, 64, 32, 64, 64)
     rows = [row for row in free.search.trail if row.form == "pipeline" and row.least_s]

@@ -237,21 +237,15 @@ def seconds(built: Built, cluster: Cluster, splits: Mapping[str, float]) -> dict
     return family_times.seconds(programs)
 
 
-def _share(planned_bytes: float, best_bytes: float) -> float:
-    """Bytes as a share of the best, 1 where neither sends anything."""
-    if best_bytes:
-        return planned_bytes / best_bytes
-    return float("inf") if planned_bytes else 1.0
-
-
 def measure(case: SpatialCase, cluster: Cluster | None) -> Row:
     """The row of a net; without a cluster nothing runs."""
     built = case.build()
     every = {split: by_hand(built, split) for split in SPLITS}
-    sent = {split: n for split, n in every.items() if n is not None}
+    # What does not divide is whole everywhere: a program that sends nothing, not even gradients, is split in nothing.
+    sent = {split: n for split, n in every.items() if n}
     best = min(sent, key=lambda split: sent[split])
     row: Row = {"case": str(case), "best": best, "bytes": planned(built), "best_bytes": sent[best]}
-    row["bytes/best"] = _share(row["bytes"], row["best_bytes"])
+    row["bytes/best"] = row["bytes"] / row["best_bytes"]
     if cluster is not None:
         took = seconds(built, cluster, sent)
         planned_s = took.pop("planned")

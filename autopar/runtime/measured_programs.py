@@ -97,7 +97,7 @@ class Effort:
     pairs: int = 28
 
     def on_accelerators(self) -> Effort:
-        """As much on GPUs and TPUs, in sizes that fill one: what is smaller is the start of a kernel and no more."""
+        """Sizes that fill a GPU or TPU, with the same repetitions: smaller work is little but the start of a kernel."""
         return replace(self, products=(4096, 8192), copies=(1 << 28, 1 << 30), collectives=(1 << 12, 1 << 18, 1 << 26))
 
 

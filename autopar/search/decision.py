@@ -103,7 +103,7 @@ def least_by_stages(
 #: Names of relaxations, as the trail has them.
 WORK, MESH_RELAXATIONS = (
     "the bound of what is computed",
-    "relaxations of every mesh without the memory limit, an estimate",
+    "relaxations of meshes of all devices, an estimate",
 )
 #: Relaxations by number of stages.
 _StageEstimates: TypeAlias = dict[int, EqualStages]

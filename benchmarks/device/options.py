@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import autopar
-from benchmarks.device.steps import allocated_bytes, timed
+from benchmarks.device.steps import timed
+from benchmarks.footprint import footprint_bytes
 from examples import gpt
 
 Row = dict[str, Any]
@@ -71,7 +72,7 @@ def _option_row(
     decorated = autopar.parallelize(step, cluster=cluster, **options)
     compiled = decorated.compile(state, batch)
     row: Row = {"predicted_s": compiled.plan.step_time, "predicted_memory_bytes": compiled.plan.peak_memory}
-    row["compiled_memory_bytes"] = allocated_bytes(compiled.memory_analysis())
+    row["compiled_memory_bytes"] = footprint_bytes(compiled.memory_analysis())
     row["difference"] = _difference(decorated(state, batch), oracle)
     row["measured_s"] = timed(decorated, state, batch, loops=False)[1]
     return row
@@ -88,7 +89,7 @@ def _relative(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def behaviour_rows(cluster: autopar.Cluster) -> Iterator[Row]:
-    """What a person meets on a first device: each row is "holds" or an error."""
+    """Rows of what a person meets on a first device: the result of each trial, or its error."""
     for name, run in _BEHAVIOURS.items():
         row: Row = {"what": "behaviour", "name": name}
         try:

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 
 import autopar
+from benchmarks.footprint import footprint_bytes
 from examples import gpt, llama, mlp, moe, wide_resnet
 
 Row = dict[str, Any]
@@ -105,7 +106,7 @@ def _row(
     start = time.perf_counter()
     compiled = jax.jit(step, donate_argnums=0).lower(state, batch).compile()
     row["compile_s"] = time.perf_counter() - start
-    row["compiled_memory_bytes"] = allocated_bytes(compiled.memory_analysis())
+    row["compiled_memory_bytes"] = footprint_bytes(compiled.memory_analysis())
     cost = compiled.cost_analysis()
     row["xla_flops"], row["xla_bytes"] = cost.get("flops"), cost.get("bytes accessed")
     state, row["measured_s"], row["spread_s"] = timed(compiled, state, batch)
@@ -115,12 +116,6 @@ def _row(
     state, batch = decorated.shard(state, batch)
     row["autopar_s"] = timed(decorated, state, batch)[1]
     return row
-
-
-def allocated_bytes(memory: Any) -> int:
-    """Bytes that a program holds at once, of what XLA says of it (``memory_analysis``)."""
-    held = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
-    return int(held - memory.alias_size_in_bytes)
 
 
 def timed(step: Any, state: Any, batch: Any, loops: bool = True) -> tuple[Any, float, float]:

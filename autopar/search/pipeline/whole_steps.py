@@ -117,8 +117,9 @@ class EqualStages:
 
     def _least_s(self, count: int, bubble_left: float) -> float:
         messages_s, fill_s = self._messages_s(count), (self.stages - 1) * self.busy_s(count) / count
-        # Two stages on each worker are plans of so many stages too.
-        bubble_s = min(fill_s / chunks + 2 * chunks * sum(messages_s) for chunks in (1, 1 + (count > 1)))
+        # Plans with two stages on each of as many workers come with those that have one.
+        chunks_tried = (1, 2) if count > 1 else (1,)
+        bubble_s = min(fill_s / chunks + 2 * chunks * sum(messages_s) for chunks in chunks_tried)
         bubble_s *= self._left(count, bubble_left)
         return max(self.busy_s(count), count * max(messages_s, default=0.0)) + bubble_s
 
@@ -168,14 +169,14 @@ def equal_stages(
         sum_cutoff_s = min(cutoff_s, fastest_s) * stages / hidden
         sharding_problem = meshes.program(mesh)
         relaxed = meshes.free(sharding_problem, sum_cutoff_s, gap)
-        if stages == 1 and relaxed.found and not is_feasible(sharding_problem.problem, relaxed.choice):
+        fits = relaxed.found and is_feasible(sharding_problem.problem, relaxed.choice)
+        if stages == 1 and relaxed.found and not fits:
             relaxed = meshes.within(sharding_problem, relaxed.lower_bound, sum_cutoff_s, gap) or relaxed
         if not relaxed.found or relaxed.objective >= sum_cutoff_s:
             continue
         seconds = meshes.step_s(sharding_problem, relaxed) / stages
         if seconds < fastest_s:
-            fastest_s, fastest = seconds, mesh
-            ample = is_feasible(sharding_problem.problem, relaxed.choice)
+            fastest_s, fastest, ample = seconds, mesh, fits
     estimates = (*known.estimates, (count, min(fastest_s, cutoff_s)))
     is_beyond = known.is_beyond if known.estimates else fastest_s == math.inf
     fills = ample and problem.job.schedule == "auto" and trains(problem)

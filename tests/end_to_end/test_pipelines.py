@@ -89,8 +89,8 @@ def test_scanned_layers_are_cut(model):
     """Stacked parameters lie in parts on the stages of their layers."""
     found = compare(model, 2, 2, "1f1b", steps=1)
     (compiled,) = found._plain.compiled.values()
-    assert compiled.local.leaves
-    assert all(len(leaf.runs) == 2 for leaf in compiled.local.leaves.values())
+    assert compiled.local.places.leaves
+    assert all(len(leaf.runs) == 2 for leaf in compiled.local.places.leaves.values())
 
 
 def in_flight(schedule, stages, microbatches):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import functools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -26,7 +26,7 @@ from autopar._compat.primitives import optimization_barrier_p, sharding_constrai
 from autopar._compat.source import source_line
 from autopar.frontend.attrs import attrs_of, placed_attrs, result_shardings
 from autopar.frontend.bordered import fold_borders
-from autopar.frontend.counted import ValueFacts, batched, is_indexed
+from autopar.frontend.counted import Counting, ValueFacts, batched, entering_regions, is_indexed
 from autopar.frontend.equations import (
     PLACING,
     body_of,
@@ -104,6 +104,8 @@ class _GraphBuilder:
         self.types: dict[str, TensorType] = {}
         self.producers: dict[str, Operator] = {}
         self.given: dict[str, Any] = {}
+        self.entering: dict[str, Counting] = {}
+        self.facts = ValueFacts(self.producers, self.types, self.given, self.entering)
         self.fixed = FixedValues(self.producers)
         self.taken_over: set[str] = set()
 
@@ -177,7 +179,7 @@ class _GraphBuilder:
             return self.barrier(inputs, types, scope)
         if eqn.primitive.name == "scan" and not eqn.params["length"]:
             return self.no_trips(eqn, inputs, scope)
-        regions = region_graphs(eqn, self.labels)
+        regions = region_graphs(eqn, [self.facts.counting(o) for o in inputs], self.labels)
         params: Mapping[str, Any] = without_shardings(eqn)
         if is_resizing(eqn.primitive.name):
             results = self.resized(eqn, inputs, scope)
@@ -225,11 +227,17 @@ class _GraphBuilder:
         function = resized(eqn.primitive.name, eqn.params, types, lambda: self.fixed.value(inputs[1]))
         if function is None or isinstance(inputs[0], Literal):
             return []
-        jaxpr = equations_of(function, (types[0], types[-1]))
-        env: dict[Any, Operand] = dict(zip(jaxpr.invars, (inputs[0], inputs[-1]), strict=True))
+        return self.function(function, (inputs[0], inputs[-1]), (types[0], types[-1]), scope)
+
+    def function(
+        self, function: Callable[..., Any], operands: Sequence[Operand], types: Sequence[TensorType], scope: str
+    ) -> list[Operand]:
+        """Results of a function of jax, whose equations are operators of the line that is built."""
+        jaxpr = equations_of(function, types)
+        env: dict[Any, Operand] = dict(zip(jaxpr.invars, operands, strict=True))
         for e in jaxpr.eqns:
-            operands, of_results = [self.read(env, v) for v in e.invars], [tensor_type(v.aval) for v in e.outvars]
-            results = self.plain(e.primitive, without_shardings(e), operands, of_results, scope)
+            read, of_results = [self.read(env, v) for v in e.invars], [tensor_type(v.aval) for v in e.outvars]
+            results = self.plain(e.primitive, without_shardings(e), read, of_results, scope)
             env.update(zip(e.outvars, results, strict=True))
         return [self.read(env, v) for v in jaxpr.outvars]
 
@@ -237,19 +245,19 @@ class _GraphBuilder:
         self, primitive: str, params: Mapping[str, Any], inputs: list[Operand], scope: str
     ) -> tuple[Mapping[str, Any], list[Operand]]:
         """Parameters and operands of a read or write, with batching dims where its indices count."""
-        rewritten = batched(primitive, params, inputs, ValueFacts(self.producers, self.types, self.given))
+        rewritten = batched(primitive, params, inputs, self.facts)
         if rewritten is None:
             return params, inputs
-        (indices, *more) = rewritten.components
-        if more:
-            joined = self.producers[str(inputs[1])]
-            type = joined.results[0].type
-            shape = (*type.shape[:-1], len(rewritten.components))
-            bound = self.bounds[joined.id]
-            joint = [TensorType(shape, type.dtype)]
-            (index,) = self.plain(bound.primitive, bound.params, rewritten.components, joint, scope)
-            return rewritten.params, [inputs[0], index, *inputs[2:]]
-        return rewritten.params, [inputs[0], indices, *inputs[2:]]
+        indices = inputs[1]
+        type = self.types[str(indices)]
+        joined = self.producers.get(str(indices))
+        if joined is not None:
+            columns = [joined.operands[n] for n in rewritten.columns]
+            one = TensorType((*type.shape[:-1], 1), type.dtype)
+            index = self.function(_joined, columns, [one] * len(columns), scope)
+        else:
+            index = self.function(functools.partial(_columns, places=rewritten.columns), [indices], [type], scope)
+        return rewritten.params, [inputs[0], *index, *inputs[2:]]
 
     def placed(self, eqn: JaxprEqn, results: list[Operand], scope: str) -> list[Operand]:
         """Results of an inner ``jax.jit``, each through a constraint where the user gave it a sharding."""
@@ -356,6 +364,14 @@ class _GraphBuilder:
         return results
 
 
+def _joined(*columns: jax.Array) -> jax.Array:
+    return jax.lax.concatenate(columns, columns[0].ndim - 1) if len(columns) > 1 else columns[0]
+
+
+def _columns(indices: jax.Array, places: Sequence[int]) -> jax.Array:
+    return _joined(*(jax.lax.slice_in_dim(indices, n, n + 1, axis=indices.ndim - 1) for n in places))
+
+
 def _without_origins(bound: BoundGraph, labels: Labels | None) -> BoundGraph:
     """A region of a graph that is traced again: what its operators stood for then is no operator of that graph."""
     return replace(bound, origins=MappingProxyType({}), labels=labels)
@@ -391,19 +407,26 @@ def _may_merge(
     return all(isinstance(v, _PLAIN) for v in params.values())
 
 
-def region_graphs(eqn: JaxprEqn, labels: Labels | None = None) -> dict[str, BoundGraph]:
-    """Bodies of a scan, while or cond equation by name; empty for any other."""
+def region_graphs(
+    eqn: JaxprEqn, counting: Sequence[Counting] = (), labels: Labels | None = None
+) -> dict[str, BoundGraph]:
+    """Bodies of a scan, while or cond equation by name; empty for any other.
+
+    Args:
+        eqn: the equation.
+        counting: how its operands count.
+        labels: of `build_graph`.
+    """
     name, params = eqn.primitive.name, eqn.params
+    bodies: dict[str, ClosedJaxpr] = {}
     if name == "scan":
-        return {"body": build_graph(params["jaxpr"], "body", labels=labels)}
-    if name == "while":
-        return {
-            "cond": build_graph(params["cond_jaxpr"], "cond", labels=labels),
-            "body": build_graph(params["body_jaxpr"], "body", labels=labels),
-        }
-    if name == "cond":
-        return {str(i): build_graph(b, str(i), labels=labels) for i, b in enumerate(params["branches"])}
-    return {}
+        bodies = {"body": params["jaxpr"]}
+    elif name == "while":
+        bodies = {"cond": params["cond_jaxpr"], "body": params["body_jaxpr"]}
+    elif name == "cond":
+        bodies = {str(i): b for i, b in enumerate(params["branches"])}
+    entering = entering_regions(name, params, counting)
+    return {k: build_graph(body, k, labels=labels, entering=entering[k]) for k, body in bodies.items()}
 
 
 def build_graph(
@@ -413,6 +436,7 @@ def build_graph(
     out_paths: Sequence[str] | None = None,
     labels: Labels | None = None,
     constant_inputs: bool = False,
+    entering: Sequence[Counting] = (),
 ) -> BoundGraph:
     """The graph of a closed jaxpr.
 
@@ -424,6 +448,7 @@ def build_graph(
         labels: what marks in the name stacks stand for, where the function interprets another graph.
         constant_inputs: whether the jaxpr's constants become further inputs of role "constant", so that large arrays
             are arguments of the program. Otherwise they become ``constant`` operators, as those of inner jaxprs do.
+        entering: how the first inputs count, as far as known.
     """
     jaxpr = closed.jaxpr
     builder = _GraphBuilder(labels)
@@ -435,6 +460,7 @@ def build_graph(
         variables += jaxpr.constvars
     names = [n for n, _ in named]
     builder.types.update((n, tensor_type(v.aval)) for n, v in zip(names, variables, strict=True))
+    builder.entering.update(zip(names, entering, strict=False))
     if constant_inputs:
         builder.given.update(zip(names[count:], closed.consts, strict=True))
         operands = builder.jaxpr(jaxpr, names[:count], "", names[count:])

@@ -2,12 +2,13 @@
 
 Row i of the indices names row i of the operand. Said with batching dims, as `jnp.take_along_axis` says it, the two dims
 are seen to be one, which can be split over devices and over microbatches; as indices, the positions could be anything.
+jax takes indices out of a loop: `Counting` says in the loop's body how they count.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -20,6 +21,19 @@ _LARGEST = 1 << 20
 
 
 @dataclass(frozen=True)
+class Counting:
+    """How a value counts 0, 1, 2..
+
+    Args:
+        along: the dim along which it does and is the same along all others; None if there is none.
+        columns: the same for each place of the last dim by itself; empty where that is not known.
+    """
+
+    along: int | None = None
+    columns: tuple[int | None, ...] = ()
+
+
+@dataclass(frozen=True)
 class ValueFacts:
     """Facts about the values of a graph under construction.
 
@@ -27,16 +41,39 @@ class ValueFacts:
         producers: operator that makes a value, by the value's name.
         types: of values.
         arrays: values that are given: constants and what the function closes over.
+        entering: how inputs of a region count, by name.
     """
 
     producers: Mapping[str, Operator]
     types: Mapping[str, TensorType]
     arrays: Mapping[str, Any]
+    entering: Mapping[str, Counting] = field(default_factory=dict)
+
+    def counting(self, operand: Operand) -> Counting:
+        """How a value counts."""
+        return Counting(self.counts_along(operand), self.columns(operand))
+
+    def columns(self, operand: Operand) -> tuple[int | None, ...]:
+        """`Counting.columns` of indices that are joined along their last dim."""
+        if isinstance(operand, Literal):
+            return ()
+        if operand in self.entering:
+            return self.entering[operand].columns
+        op = self.producers.get(operand)
+        if op is None or op.primitive != "concatenate" or any(isinstance(o, Literal) for o in op.operands):
+            return ()
+        last = op.results[0].type.rank - 1
+        if op.integer("dimension") != last or any(self.shape(o)[last] != 1 for o in op.operands):
+            return ()
+        dims = [self.counts_along(o) for o in op.operands]
+        return tuple(None if dim == last else dim for dim in dims)
 
     def counts_along(self, operand: Operand) -> int | None:
-        """The dim along which a value counts 0, 1, 2.. and is the same along all others; None if there is none."""
+        """`Counting.along` of a value."""
         if isinstance(operand, Literal):
             return None
+        if operand in self.entering:
+            return self.entering[operand].along
         if operand in self.arrays:
             return _counting_dim(self.arrays[operand])
         op = self.producers.get(operand)
@@ -121,11 +158,11 @@ class Batched:
 
     Args:
         params: of the equation.
-        components: values whose concatenation along the last dim are the indices.
+        columns: places of the last dim of the indices that are still read.
     """
 
     params: Mapping[str, Any]
-    components: Sequence[str]
+    columns: tuple[int, ...]
 
 
 def is_indexed(primitive: str) -> bool:
@@ -144,14 +181,8 @@ def batched(
         operands: the array, the indices, and the updates of a write.
         facts: about values.
     """
-    joined = facts.producers.get(operands[1]) if isinstance(operands[1], str) else None
-    if joined is None or joined.primitive != "concatenate" or not isinstance(operands[0], str):
-        return None
-    if any(isinstance(c, Literal) for c in joined.operands):
-        return None
-    components = [str(c) for c in joined.operands]
-    rank = joined.results[0].type.rank
-    if joined.integer("dimension") != rank - 1 or any(facts.shape(c)[-1] != 1 for c in components):
+    columns = facts.columns(operands[1])
+    if not any(row is not None for row in columns) or not isinstance(operands[0], str):
         return None
     reads = primitive == "gather"
     numbers = params["dimension_numbers"]
@@ -159,17 +190,16 @@ def batched(
     single = numbers.collapsed_slice_dims if reads else numbers.inserted_window_dims
     rows = list(numbers.start_indices_batching_dims if reads else numbers.scatter_indices_batching_dims)
     pairs = list(zip(numbers.operand_batching_dims, rows, strict=True))
-    shape = facts.shape(operands[0])
+    shape, indices = facts.shape(operands[0]), facts.shape(operands[1])
     kept: list[int] = []
-    for n, component in enumerate(components):
-        dim, row = picked[n], facts.counts_along(component)
-        fits = row is not None and row != rank - 1 and row not in rows and dim in single
-        if row is None or not fits or shape[dim] != facts.shape(component)[row]:
+    for n, row in enumerate(columns):
+        dim = picked[n]
+        if row is None or row in rows or dim not in single or shape[dim] != indices[row]:
             kept.append(n)
             continue
         pairs.append((dim, row))
         rows.append(row)
-    if len(kept) == len(components) or not kept:
+    if len(kept) == len(columns) or not kept:
         return None
     pairs.sort()
     dims = tuple(d for d, _ in pairs)
@@ -193,4 +223,23 @@ def batched(
             **common,
         )
     changed = {**params, "dimension_numbers": numbered, "indices_are_sorted": False}
-    return Batched(changed, [components[n] for n in kept])
+    return Batched(changed, tuple(kept))
+
+
+def entering_regions(primitive: str, params: Mapping[str, Any], given: Sequence[Counting]) -> dict[str, list[Counting]]:
+    """How the first inputs of a loop's or branch's regions count, by region: what is the same in every trip.
+
+    Args:
+        primitive: of the equation.
+        params: of the equation.
+        given: how its operands count.
+    """
+    match primitive:
+        case "scan":
+            return {"body": list(given[: params["num_consts"]])}
+        case "while":
+            first, more = params["cond_nconsts"], params["body_nconsts"]
+            return {"cond": list(given[:first]), "body": list(given[first : first + more])}
+        case "cond":
+            return {str(n): list(given[1:]) for n in range(len(params["branches"]))}
+    return {}

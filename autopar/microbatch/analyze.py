@@ -89,9 +89,13 @@ def analyze(graph: Graph, count: int, late: frozenset[str] = frozenset()) -> Mic
             errors.append(_uneven(graph, batch_size(graph, dim), count))
             continue
         try:
-            return _analyze(graph, count, batch, late)
+            microbatching = _analyze(graph, count, batch, late)
         except MicrobatchError as error:
             errors.append(error)
+            continue
+        # A dim that is none of examples mixes at once: a loop of nothing is no division of the step.
+        if microbatching.body or not errors:
+            return microbatching
     raise errors[0]
 
 

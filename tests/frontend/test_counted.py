@@ -23,6 +23,23 @@ def cross_entropy(logits, labels):
     return -jnp.mean(jax.nn.log_softmax(logits)[jnp.arange(logits.shape[0]), labels])
 
 
+def given(*parts):
+    """A function of indices, the last of ``parts``, given those that are joined of the others."""
+    *columns, fn = parts
+    return fn(jnp.concatenate([c[:, None] for c in columns], 1))
+
+
+def at(x, indices):
+    """Elements at indices that are joined elsewhere."""
+    dims = tuple(range(indices.shape[-1]))
+    numbers = jax.lax.GatherDimensionNumbers(offset_dims=(), collapsed_slice_dims=dims, start_index_map=dims)
+    return jax.lax.gather(x, indices, numbers, (1,) * x.ndim)
+
+
+def repeated(fn, x):
+    return jax.lax.scan(lambda h, _: (fn(h), None), x, None, length=3)[0]
+
+
 #: Function, its arguments, and how many dims of the operand become batching dims.
 COUNTED = {
     "read": (lambda x, y: x[jnp.arange(8), y], (LOGITS, LABELS), 1),
@@ -48,6 +65,42 @@ COUNTED = {
     "diagonal": (lambda x, y: x[jnp.arange(5), jnp.arange(5)], (LOGITS[:5], LABELS), 1),
     "under vmap": (lambda x, y: jax.vmap(lambda a, b: a[jnp.arange(6), b])(x, y), (TOKENS, WORDS), 2),
     "in a loop": (lambda x, y: jax.lax.map(lambda r: r[0][jnp.arange(6), r[1]], (x, y)), (TOKENS, WORDS), 1),
+    "gradient of a loop": (
+        jax.grad(lambda x, y: repeated(lambda h: jnp.sin(h) * h[jnp.arange(8), y][:, None], x).sum()),
+        (LOGITS, LABELS), 1
+    ),
+    "joined before a loop": (
+        lambda x, y: given(jnp.arange(8), y, lambda i: repeated(lambda h: h + at(h, i)[:, None], x)),
+        (LOGITS, LABELS), 1
+    ),
+    "joined before a loop in a loop": (
+        lambda x, y: given(
+            jnp.arange(8), y, lambda i: repeated(lambda h: repeated(lambda k: k + at(k, i).sum(), h), x)
+        ),
+        (LOGITS, LABELS), 1
+    ),
+    "three joined before a loop": (
+        lambda x, y: given(y[0] % 4, jnp.arange(6), y[1], lambda i: repeated(lambda h: h + at(h, i)[:, None], x)),
+        (TOKENS, WORDS), 1
+    ),
+    "counted before a loop": (
+        lambda x, y: (lambda i: repeated(lambda h: h + h[i, y][:, None], x))(jnp.arange(8)),
+        (LOGITS, LABELS), 1
+    ),
+    "joined before a condition": (
+        lambda x, y: given(jnp.arange(8), y, lambda i: jax.lax.while_loop(lambda h: at(h, i)[3] < 9, jnp.exp, x)),
+        (LOGITS, LABELS), 1
+    ),
+    "joined before a loop with a condition": (
+        lambda x, y: given(
+            jnp.arange(8), y,
+            lambda i: jax.lax.while_loop(lambda h: h[0, 0] < 9, lambda h: h + 1 + at(h, i).sum() ** 2, x),
+        ), (LOGITS, LABELS), 1
+    ),
+    "joined before a branch": (
+        lambda x, y: given(jnp.arange(8), y, lambda i: jax.lax.cond(x[0, 0] > 0, lambda: at(x, i), lambda: x[:, 0])),
+        (LOGITS, LABELS), 1
+    ),
 }  # fmt: skip
 OTHERS = {
     "shifted": lambda x, y: x[jnp.arange(8) + 1, y],

@@ -108,3 +108,15 @@ def test_a_metric_may_wait_where_the_model_does_most_of_the_work(layers):
     else:
         with pytest.raises(MicrobatchError, match="needs the examples of all microbatches"):
             analyze(plain.graph, 2)
+
+
+def test_a_dim_that_is_none_of_examples_is_no_second_try():
+    """Rows of one matrix meet in its square at once: microbatches of rows would leave the loop empty."""
+
+    def loss_fn(params, b):
+        h = (b["x"] @ b["x"].mT) @ params["w"]
+        return jnp.mean(jnp.tanh(h - h.mean(0)) ** 2), {}
+
+    plain, _ = traced(step_of(loss_fn), ({"w": jnp.ones(4)}, {"x": jnp.ones((8, 4, 4))}))
+    with pytest.raises(MicrobatchError, match=r"(?s)needs the examples of all microbatches.*test_errors\.py"):
+        analyze(plain.graph, 2)

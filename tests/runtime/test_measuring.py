@@ -111,7 +111,8 @@ def test_meshes_are_ordered_as_their_collectives_are_measured() -> None:
         predicted_s = cost.collective_s(case.name, case.amount, mesh.names[-1:], mesh)
         pairs.append((case.name, statistics.median(seconds), predicted_s))
     apart = [(a, b) for a, b in itertools.permutations(pairs, 2) if a[0] == b[0] and a[1] > 1.4 * b[1]]
-    assert len(apart) >= 10
+    # A whole axis of 8 moves nearly twice what an axis of 2 does; other kinds are apart on some machines alone.
+    assert {"all-reduce", "all-gather"} <= {a[0] for a, _ in apart}
     assert all(a[2] > b[2] for a, b in apart), [(a, b) for a, b in apart if a[2] <= b[2]]
 
 

@@ -22,5 +22,8 @@ def test_no_forward_pass_reads_what_a_later_stage_makes() -> None:
     assert record is not None and parse_table(record.table).num_stages == 8
     written = {name: w.stage for w in record.works for name in w.writes if w.kind == "forward"}
     later = [(w.kind, w.stage, n) for w in record.works for n in w.reads if written.get(n, w.stage) > w.stage]
-    assert len({written[n] for w in record.works for n in w.reads if written.get(n, w.stage) < w.stage}) == 7
+    # A stage after the last product may be empty: no cut makes the longest stage shorter.
+    *sending, _ = (s for s, stage in enumerate(plan.content.stages) if stage.operators)
+    earlier = {written[n] for w in record.works for n in w.reads if written.get(n, w.stage) < w.stage}
+    assert earlier == set(sending) and len(sending) > 4
     assert all(kind == "backward" for kind, _, _ in later)

@@ -92,6 +92,14 @@ def world() -> World | None:
     return World(int(state.process_id), int(state.num_processes), state.client)
 
 
+def gloo_sends() -> bool:
+    """Whether gloo carries the collectives of this process: those of CPU devices in a world, of one process too."""
+    import jax  # here, so that the planner floors can be imported without jax
+    from jax._src import distributed
+
+    return distributed.global_state.client is not None and jax.default_backend() == "cpu"
+
+
 def serve(address: str, processes: int, heartbeat_s: int) -> Any:
     """jax's coordination service, which ends with what is returned.
 

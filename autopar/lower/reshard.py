@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from autopar._compat.world import gloo_sends
 from autopar.cluster import LogicalMesh
 from autopar.lower.localize.base import AxisIndex, as_bytes, axis_names, permuted
 from autopar.sharding.reshard import ReshardStep
@@ -54,7 +55,7 @@ def _apply(step: ReshardStep, array: Any, sizes: tuple[int, ...], index: AxisInd
         case "all-reduce":
             return _all_reduce(array, axes, step.reduce)
         case "reduce-scatter":
-            return _in_reals(lambda a: lax.psum_scatter(a, axes, scatter_dimension=step.dim, tiled=True), array)
+            return _in_reals(lambda a: scattered_sum(a, axes, step.dim, math.prod(sizes)), array)
         case "all-gather":
             return lax.all_gather(array, axes, axis=step.dim, tiled=True)
         case "all-to-all":
@@ -70,6 +71,26 @@ def _apply(step: ReshardStep, array: Any, sizes: tuple[int, ...], index: AxisInd
             return jnp.where(index(step.axes) == 0, array, jnp.zeros_like(array))
         case _:
             raise ValueError(f"no step is called {step.kind!r}")
+
+
+def scattered_sum(array: Any, axes: Any, dim: int, group: int) -> Any:
+    """This device's shard of the sum over a group.
+
+    Gloo's reduce-scatter overwrites what it still sends, which gives other numbers where a message is larger than what
+    the socket takes at once. Parts go by an all-to-all there and each device sums those of its shard: as many bytes.
+
+    Args:
+        array: this device's term.
+        axes: names of the mesh axes, as jax takes them.
+        dim: of the array, which is split.
+        group: devices in a group along them.
+    """
+    if not gloo_sends():
+        return lax.psum_scatter(array, axes, scatter_dimension=dim, tiled=True)
+    shape = array.shape
+    # XLA's CPU compiler cannot do with what another all-to-all made, which it takes apart and forwards.
+    parts = lax.optimization_barrier(array.reshape(*shape[:dim], group, shape[dim] // group, *shape[dim + 1 :]))
+    return jnp.sum(lax.all_to_all(parts, axes, split_axis=dim, concat_axis=dim), axis=dim, dtype=array.dtype)
 
 
 def _permute(array: Any, axes: tuple[str, ...], mesh: LogicalMesh, index: AxisIndex) -> Any:

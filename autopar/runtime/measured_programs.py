@@ -27,6 +27,7 @@ from autopar._compat.meshes import device_mesh
 from autopar.cluster.mesh import prime_factors
 from autopar.cost import Convolution
 from autopar.cost.calibration import What
+from autopar.lower.reshard import scattered_sum
 
 AXIS = "x"
 #: By primitive; those that take no longer than an addition are left out.
@@ -371,7 +372,7 @@ def _case(mesh: Mesh, kind: str, size: int) -> Case:
             case "all-reduce":  # sums that overflow take no longer
                 return lax.psum(y, AXIS)
             case "reduce-scatter":
-                return lax.dynamic_update_slice(y, lax.psum_scatter(y, AXIS, tiled=True), (0,))
+                return lax.dynamic_update_slice(y, scattered_sum(y, AXIS, 0, n), (0,))
             case "all-gather":
                 return lax.all_gather(y, AXIS, tiled=True)[:length]
             case "all-to-all":

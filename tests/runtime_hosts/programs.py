@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 import zlib
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -17,7 +18,10 @@ import jax.experimental.multihost_utils
 import numpy as np
 
 import autopar
+from autopar.cluster import Link, LogicalMesh
+from autopar.lower.reshard import apply_steps
 from autopar.runtime.interpreter import Worker
+from autopar.sharding.reshard import ReshardStep
 
 STEPS = 5
 
@@ -83,6 +87,33 @@ def train(o: dict[str, Any]) -> Any:
             plain, want = jitted(plain, *args[1:])
     more = {"nodes": o["nodes"]} if "nodes" in o else {}
     return [trained(step, args, (plain, want), case | more) for case in o["cases"]]
+
+
+def scatters(o: dict[str, Any]) -> Any:
+    """Shards of sums, as a plan's step makes them and as a user's collective does: by way the calls that are wrong."""
+    mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    every = jax.P(("x", "y"))
+    logical = LogicalMesh((("x", 4), ("y", 2)), (Link(1e9, 0.0),) * 2)
+    step = ReshardStep("reduce-scatter", ("y",), 1)
+
+    @partial(jax.shard_map, mesh=mesh, in_specs=every, out_specs=every, check_vma=False)
+    def planned(x: Any) -> Any:
+        return apply_steps([step], x, logical), jax.lax.psum(x, "y")
+
+    @partial(jax.shard_map, mesh=mesh, in_specs=every, out_specs=every, check_vma=False)
+    def written(x: Any) -> Any:
+        return jax.lax.psum_scatter(x, "y", scatter_dimension=1, tiled=True), jax.lax.psum(x, "y")
+
+    wrong = {"planned": 0, "written": 0}
+    for elements in o["elements"]:  # of 8 bytes; what a socket takes at once grows with what it has sent
+        terms = np.random.default_rng(0).normal(size=(8, elements))
+        placed = jax.make_array_from_callback(terms.shape, jax.NamedSharding(mesh, every), terms.__getitem__)
+        want = terms.reshape(4, 2, -1).sum(1).reshape(8, -1)
+        for name, call in {"planned": jax.jit(planned), "written": autopar.parallelize(written)}.items():
+            for _ in range(o["calls"]):
+                shards = jax.block_until_ready(call(placed))[0].addressable_shards
+                wrong[name] += any(not np.allclose(s.data, want[s.index], 1e-12, 1e-12) for s in shards)
+    return wrong
 
 
 def several(o: dict[str, Any]) -> Any:

@@ -24,12 +24,23 @@ from tests.microbatch.test_meetings import (
     contrastive,
     decorrelated,
     draw,
+    encoded,
     labelled,
     linear_head,
     pairs,
 )
 from tests.runtime_hosts.test_one_program import both, same
 from tests.search.problems import toy
+
+
+def neighbours(p, x):
+    """Each example times the next one, which the gather of a microbatch may find in another microbatch."""
+    h = encoded(p, x, 3)
+    return jnp.mean((h[(jnp.arange(len(h)) + 1) % len(h)] * h) ** 2)
+
+
+def squares():
+    return {f"w{n}": draw(n, 16, 16) for n in range(3)}, draw(3, 8, 16)
 
 
 def planned(loss, arguments, stages, count, **options):
@@ -46,6 +57,7 @@ def planned(loss, arguments, stages, count, **options):
         (linear_head, pairs, 2, 3),
         (decorrelated, pairs, 2, 4),
         (balanced, labelled, 2, 4),
+        (neighbours, squares, 3, 2),
         pytest.param(balanced, labelled, 4, 6, marks=pytest.mark.slow),
     ],
 )

@@ -43,6 +43,7 @@ from autopar.lower.rewrites import recomputed_bound
 from autopar.microbatch import AXIS, Joined, Microbatching
 from autopar.recompute import Level, Phases
 from autopar.stages import StageParts
+from autopar.stages.parts import StageValue
 
 #: Scope of the loop over microbatches.
 _LOOP = "microbatches/jvp(loop)"
@@ -85,13 +86,10 @@ def stage_graph(step: Step, microbatching: Microbatching, parts: StageParts) -> 
     avals = dict(zip((i.name for i in graph.inputs), step.avals, strict=True))
     roles = {i.name: i.role for i in graph.inputs}
     layouts = value_layouts(graph, microbatching)
-    microbatch_inputs = _piece_shapes(step.program, microbatching, layouts, parts, avals)
-    shapes = [
-        (str(v), avals[v.name], roles[v.name])
-        if v.kind == "step"
-        else (str(v), microbatch_inputs[v.name], "batch" if v.of_microbatch else "other")
-        for v in parts.graph_inputs
-    ]
+    shapes = []
+    for v in parts.graph_inputs:
+        role = roles[v.name] if v.kind == "step" else "batch" if v.of_microbatch else "other"
+        shapes.append((str(v), _shape(v, graph, microbatching, layouts, avals), role))
     recorder = Recorder.after(step.program, splices=True)
     work = _StageFunction(step.program, microbatching, layouts, parts, recorder)
     try:
@@ -219,26 +217,26 @@ def _is_stacked(j: Joined) -> bool:
     return not j.layout.partial and any(j.layout.dims)
 
 
-def _piece_shapes(
-    bound: BoundGraph,
+def _shape(
+    value: StageValue,
+    graph: Graph,
     microbatching: Microbatching,
     layouts: Mapping[str, Layout],
-    parts: StageParts,
-    avals: dict[str, Any],
-) -> dict[str, Any]:
-    """Shapes of what comes from elsewhere: pieces for the loop, whole values after it."""
-    types = bound.graph.types
-    shapes: dict[str, Any] = {}
-    for n in parts.microbatch_inputs:
-        shape = list(types[n].shape)
-        shape[microbatching.batch[n]] //= microbatching.count
-        shapes[n] = jax.ShapeDtypeStruct(tuple(shape), avals[n].dtype)
-    for r in parts.received:
-        local = layouts[r.name].local_shape(types[r.name].shape, {AXIS: microbatching.count})
-        shapes[r.name] = jax.ShapeDtypeStruct(local, numpy_dtype(types[r.name].dtype))
-    for late in (*parts.received_late, *parts.received_met):
-        shapes[late.name] = jax.ShapeDtypeStruct(types[late.name].shape, numpy_dtype(types[late.name].dtype))
-    return shapes
+    avals: Mapping[str, Any],
+) -> Any:
+    """Shape of an input of a stage, which may take a value in the loop, one microbatch's piece, and after it, whole."""
+    name = value.name
+    if value.kind == "step":
+        return avals[name]
+    type = graph.types[name]
+    if value.kind == "piece":
+        dim = microbatching.batch[name]
+        shape = (*type.shape[:dim], type.shape[dim] // microbatching.count, *type.shape[dim + 1 :])
+        return jax.ShapeDtypeStruct(shape, avals[name].dtype)
+    shape = type.shape
+    if value.kind == "from":
+        shape = layouts[name].local_shape(shape, {AXIS: microbatching.count})
+    return jax.ShapeDtypeStruct(shape, numpy_dtype(type.dtype))
 
 
 class _StageFunction:
@@ -265,7 +263,7 @@ class _StageFunction:
         met = {r.name: next(given) for r in p.received_met}
         inputs = [i for i in graph.inputs if i.name in env]
         env = run_whole(part_of(self.bound, p.before, inputs, ()), env, self.recorder)
-        joined, sent = self._loop({**env, **microbatch_inputs, **received, **met})
+        joined, sent = self._loop({**env, **microbatch_inputs, **met, **received})
         env.update(joined)
         env.update({**met, **late})
         env = run_whole(

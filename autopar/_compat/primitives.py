@@ -42,6 +42,25 @@ def bind(primitive: Primitive, params: Mapping[str, Any], operands: Sequence[Any
     return list(results) if primitive.multiple_results else [results]
 
 
+def switched(
+    index: Any, branches: Sequence[Callable[..., Any]], operands: Sequence[Any], platforms: Sequence[Any] | None
+) -> Any:
+    """Results of one of several branches.
+
+    Args:
+        index: number of the branch; not read where the platform chooses.
+        branches: operands -> results.
+        operands: of each branch.
+        platforms: by branch the names of its platforms, None for that of all others, as ``lax.platform_dependent``
+            leaves them in its equation; None where the index chooses. Other branches are not lowered.
+    """
+    if platforms is None:
+        return jax.lax.switch(jnp.asarray(index, jnp.int32), branches, *operands)
+    others = next((b for names, b in zip(platforms, branches, strict=True) if names is None), None)
+    named = {name: b for names, b in zip(platforms, branches, strict=True) for name in names or ()}
+    return jax.lax.platform_dependent(*operands, default=others, **named)
+
+
 def typed(array: Any, weak: bool) -> Any:
     """The array, weakly typed or not: weakly typed ones, as results of Python numbers alone, yield to other dtypes.
 

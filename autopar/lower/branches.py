@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from autopar._compat.dtypes import numpy_dtype
+from autopar._compat.primitives import switched
 from autopar.frontend import BoundGraph, Traced
 from autopar.ir import Graph, Literal, Operand, Operator
 from autopar.ir.loops import Scan
@@ -161,7 +162,8 @@ class _BranchRun:
 
         leaving = self._leaving_branches(bound, op, frame, operands, wanted)
         branches = [branch_of(n, leaving) for n in range(len(op.regions))]
-        results = lax.switch(given[0], branches, *operands)
+        platforms = bound.bounds[op.id].params.get("branches_platforms")
+        results = switched(given[0], branches, operands, platforms)
         names = [*(v.name for v in op.results), *(f"{s.name}@{b}" for s, b in more), *(x.name for x in leaving)]
         frame.env.update(zip(names, results, strict=True))
 

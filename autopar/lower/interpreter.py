@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from autopar._compat.primitives import bind
+from autopar._compat.primitives import bind, switched
 from autopar._compat.xla import on_host
 from autopar.frontend import Bound, BoundGraph
 from autopar.frontend.while_loop import while_loop
@@ -441,7 +441,7 @@ class Interpreter:
             return run
 
         branches = [branch(name) for name, _ in op.regions]
-        self._leave(op, env, lax.switch(arrays[0], branches, *arrays[1:]))
+        self._leave(op, env, switched(arrays[0], branches, arrays[1:], bound.params.get("branches_platforms")))
 
 
 def _age(env: Env, op: Operator) -> int:

@@ -18,6 +18,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.extend.core import Literal as JaxLiteral
 
 from autopar._compat.jaxprs import plain_params
+from autopar._compat.primitives import switched
 from autopar.frontend.attrs import result_shardings
 from autopar.frontend.equations import bind_equation, body_of, interpreted, recomputes, shapes_of
 from autopar.frontend.manual.collectives import COLLECTIVES, collective_of
@@ -219,7 +220,7 @@ def _cond(eqn: JaxprEqn, values: list[HeldCopies]) -> list[HeldCopies]:
     flat = _flat(operands)
     for run in branches:  # until all branches have said along which axes their results differ
         jax.eval_shape(run, *flat)
-    return _values(lax.switch(jnp.asarray(index, jnp.int32), branches, *flat), axes)
+    return _values(switched(index, branches, flat, eqn.params.get("branches_platforms")), axes)
 
 
 # -- arrays and copies as one list --------------------------------------------------------------------

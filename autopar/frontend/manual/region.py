@@ -24,6 +24,7 @@ from jax.extend.core import Literal as JaxLiteral
 from jax.extend.source_info_util import current_name_stack, user_context
 
 from autopar._compat.jaxprs import plain_params
+from autopar._compat.primitives import switched
 from autopar._compat.source import source_line
 from autopar.errors import TraceError
 from autopar.frontend.equations import PLACING, body_of, recomputes, without_shardings
@@ -324,7 +325,8 @@ class Body:
             return lambda *values: self.run(jaxpr, values)
 
         index, *rest = operands
-        return list(lax.switch(jnp.asarray(index, np.int32), [taken(b) for b in eqn.params["branches"]], *rest))
+        branches = [taken(b) for b in eqn.params["branches"]]
+        return list(switched(index, branches, rest, eqn.params.get("branches_platforms")))
 
 
 _LOOPS: Mapping[str, Callable[[Body, JaxprEqn, list[Any]], Sequence[Any]]] = MappingProxyType(

@@ -117,6 +117,10 @@ EXPLAINED: dict[str, str] = {
         "compares to the bit a loss, in float32, of parameters that lie split with one of parameters that do not"
     ),
     **_jax_tests(
+        "lax_control_flow_test.py",
+        {f"LaxControlFlowTest::test_scan_{what}_concrete_error": _NUMBER for what in ("length", "unroll")},
+    ),
+    **_jax_tests(
         "lax_test.py",
         {
             **{

@@ -107,7 +107,8 @@ class Device:
         memory_bytes: bytes of its memory.
         memory_bandwidth: bytes/s of its memory, peak.
         peak_flops: (dtype name as jaxprs print it, FLOP/s), dense peak; a mapping is taken too. It must have
-            ``f32``, which stands for every dtype that is not listed.
+            ``f32``, which stands for every dtype that is not listed. ``f32_high`` and ``f32_highest`` are of
+            float32 products of these precisions (`jax.lax.Precision`).
         compute_efficiency: fraction of ``peak_flops`` reached, by FLOPs of an operator.
         memory_efficiency: fraction of ``memory_bandwidth`` reached, by bytes of an operator.
         launch_s: seconds that starting one operator costs.
@@ -170,6 +171,9 @@ class Device:
         object.__setattr__(self, "function_s", tuple(sorted(seconds.items())))
 
     def flops(self, dtype: str) -> float:
-        """Peak FLOP/s in ``dtype`` (a jaxpr's name, as ``bf16``); that of ``f32`` where it is not listed."""
-        rates = dict(self.peak_flops)
-        return rates.get(dtype, rates["f32"])
+        """Peak FLOP/s in ``dtype`` (a jaxpr's name, as ``bf16``); that of ``f32`` where it is not listed.
+
+        A product that takes several passes has their number at the end, as ``bf16_x3``.
+        """
+        rates, (name, _, passes) = dict(self.peak_flops), dtype.partition("_x")
+        return rates.get(name, rates["f32"]) / int(passes or 1)

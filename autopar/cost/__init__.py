@@ -27,6 +27,7 @@ from autopar.cost.work import (
     convolution_of,
     kind_of,
     matrices_of,
+    product_dtype,
 )
 
 __all__ = [
@@ -58,6 +59,7 @@ __all__ = [
     "operator_bytes",
     "operator_flops",
     "packed",
+    "product_dtype",
     "product_flops",
     "reorders",
     "roofline_s",

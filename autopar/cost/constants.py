@@ -35,6 +35,8 @@ class Kernels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         misaligned_share: what is left of the rate where a head's width is no multiple of 8 elements, which
             tensor cores need.
         memory_share: fraction of the memory bandwidth that operators reach that memory limits.
+        partial_bytes: bytes of memory traffic that take as long as an element of a partial sum, of a product whose
+            depth is divided.
     """
 
     product_share: _Fraction
@@ -42,6 +44,7 @@ class Kernels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     half_depth: _NotNegative
     misaligned_share: _Fraction
     memory_share: _Fraction
+    partial_bytes: _Positive
 
 
 class NetworkConstants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -86,6 +89,7 @@ class Stack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             nothing reads.
         gathers_again: parameters that are gathered where they are used (ZeRO-3) are given up after each run, so that
             what runs again gathers them once, and its backward pass once more.
+        copies_stacks: loops write what they stack into zeros, and copy what their body reads as well.
         keeps_narrow_parameters: the parameters that products read are kept in the width of products next to those of
             the optimizer, and gradients too: no microbatch converts them.
         asynchronous: collectives overlap with computation as far as values allow; the shares below are of those that do
@@ -120,6 +124,7 @@ class Stack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     partition_bytes: _NotNegative
     runs_whole_again: bool
     gathers_again: bool
+    copies_stacks: bool
     keeps_narrow_parameters: bool
     asynchronous: bool
     tp_overlap: _Fraction

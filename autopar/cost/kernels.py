@@ -6,13 +6,17 @@ A product of (m, k) by (k, n), ``batch`` times, reaches the best rate seen on th
 
 w is the number of waves of 128 x 128 tiles over the cores; a deep contraction hides the start and end of a tile. Where
 products of a device and a dtype were measured, the halves are theirs.
+
+Libraries divide the depth of a product with fewer tiles than cores: into s pieces, s w <= 1, whose partial sums are
+added up (Osama et al., "Stream-K", 2023, section 5.1). Each element of a partial sum costs ``partial_bytes`` of memory.
+A product takes the least over s.
 Memory may limit it too. Operands whose rows are no multiple of 16 bytes are read slowly.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +25,8 @@ from autopar.cluster import Device
 from autopar.cost.constants import AttentionKernel, Constants, Numbers, ProductSizes
 
 _TILE = 128 * 128
+#: Instead of 0 where a quotient is taken.
+_TINY = 1e-200
 #: Products of the backward pass of fused attention, which makes the scores again, over those that keep them.
 _FUSED_BACKWARD = 5 / 4
 #: Part of the scores that attention in one kernel or in blocks computes at least under a causal mask.
@@ -34,6 +40,9 @@ class Matrices:
     Args:
         batch, m, n, k: sizes.
         width: bytes of an element of the operands.
+        elements: of operands and results in memory; None where they are those of the matrices. Windows of a
+            convolution overlap.
+        done: share of the multiplications that a kernel does; the others are by zeros between elements.
     """
 
     batch: Numbers
@@ -41,16 +50,25 @@ class Matrices:
     n: Numbers
     k: Numbers
     width: Numbers = 2
+    elements: Numbers | None = None
+    done: Numbers = 1.0
 
     @property
     def flops(self) -> Numbers:
         """FLOPs of all of them."""
-        return 2.0 * self.batch * self.m * self.n * self.k
+        return 2.0 * self.batch * self.m * self.n * self.k * self.done
 
     @property
     def moved_bytes(self) -> Numbers:
         """Bytes of operands and results."""
+        if self.elements is not None:
+            return self.width * self.elements
         return self.width * self.batch * (self.m * self.k + self.k * self.n + self.m * self.n)
+
+    def times(self, count: int) -> Matrices:
+        """The products of so many as one."""
+        elements = None if self.elements is None else count * self.elements
+        return replace(self, batch=count * self.batch, elements=elements)
 
     @property
     def misaligned(self) -> bool | NDArray[np.bool_]:
@@ -69,6 +87,7 @@ class KernelRates:
         halves: half_waves and half_depth of dtypes that were not measured.
         products: those of the others, by jaxpr name.
         memory_share: fraction of the memory bandwidth that operators reach that memory limits.
+        partial_bytes: what an element of a partial sum costs; inf where no depth is divided.
         best_share: fraction of the peak that the best product in 16 or more bits reaches.
         best_f8: fraction of the peak that the best product in 8 bits reaches.
     """
@@ -79,12 +98,21 @@ class KernelRates:
     products: tuple[tuple[str, ProductSizes], ...]
     misaligned_share: float
     memory_share: float
+    partial_bytes: float
     best_share: float
     best_f8: float
 
-    def _halves(self, dtype: str) -> ProductSizes:
-        """Sizes at which products of a dtype reach half of their best rate."""
-        return next((sizes for name, sizes in self.products if name == dtype), self.halves)
+    def _halves(self, dtype: str, device: Device) -> ProductSizes:
+        """Sizes at which products of a dtype reach half of their best rate.
+
+        The start and end of a tile take as long where multiplications are slower than those of f32, as without tensor
+        cores: they are hidden by less depth.
+        """
+        measured = [sizes for name, sizes in self.products if name == dtype.partition("_x")[0]]
+        if measured:
+            return measured[0]
+        slower = min(1.0, device.flops(dtype) / device.flops("f32"))
+        return ProductSizes(self.halves.half_waves, self.halves.half_depth * slower)
 
     def product_s(
         self,
@@ -106,25 +134,14 @@ class KernelRates:
             moved: bytes that it reads and writes.
             part: of the FLOPs that is done, as half under a causal mask that is made use of.
         """
-        halves = self._halves(dtype)
-        waves = product.batch * product.m * product.n / (_TILE * self.cores)
-        # FLOPs over the share that is reached; FLOPs are a multiple of waves and depth, which may be 0.
-        slowed = 2.0 * _TILE * self.cores * (waves + halves.half_waves) * (product.k + halves.half_depth)
-        best = self.best_f8 if dtype.startswith("f8") else self.best_share
-        rate = device.flops(dtype) * best * self.product_share
-        computing = slowed / (rate * np.where(misaligned, self.misaligned_share, 1.0)) * part
+        share = np.where(misaligned, self.misaligned_share, 1.0)
+        computing = self._computing_s(product, dtype, device, share) * part
         return np.maximum(np.where(product.flops, computing, 0.0), self.memory_s(moved, device))
 
     def least_product_s(
         self, product: Matrices, dtype: str, device: Device, parts: float, aligned: Matrices | None = None
     ) -> float:
         """Lower bound of a product's seconds on a device that does one of ``parts``, however its dims are split.
-
-        With w waves and depth k of the whole, w / a and a k / parts on a device where a of the parts are of the waves,
-
-            seconds ~ (w / a + half_waves) (a k / parts + half_depth),    1 <= a <= parts
-
-        which is least at a^2 = parts w half_depth / (half_waves k). It falls with ``parts``, and times ``parts`` rises.
 
         Args:
             product: whole sizes.
@@ -136,24 +153,50 @@ class KernelRates:
         moved_s = float(self.memory_s(product.moved_bytes / parts, device))
         if not product.flops:
             return moved_s
-        slowed = self._slowed(product, dtype, parts)
+        computing = self._computing_s(product, dtype, device, 1.0, parts)
         if aligned is not None:
-            slowed /= self.misaligned_share
+            computing = self._computing_s(product, dtype, device, self.misaligned_share, parts)
             if math.isfinite(float(aligned.flops)):
-                slowed = min(slowed, self._slowed(aligned, dtype, parts))
-        best = self.best_f8 if dtype.startswith("f8") else self.best_share
-        return max(slowed / (device.flops(dtype) * best * self.product_share), moved_s)
+                computing = np.minimum(computing, self._computing_s(aligned, dtype, device, 1.0, parts))
+        return max(float(computing), moved_s)
 
-    def _slowed(self, product: Matrices, dtype: str, parts: float) -> float:
-        """FLOPs over the share of the best rate that is reached, on a device that does one of ``parts``."""
-        halves = self._halves(dtype)
-        waves, depth = float(product.batch * product.m * product.n) / (_TILE * self.cores), float(product.k)
-        across = halves.half_waves * depth
-        even = math.sqrt(parts * waves * halves.half_depth / across) if across else parts
-        along = max(1.0, min(even, parts))  # of the waves; the rest of the depth
-        return (
-            2.0 * _TILE * self.cores * (waves / along + halves.half_waves) * (depth * along / parts + halves.half_depth)
-        )
+    def _computing_s(
+        self, product: Matrices, dtype: str, device: Device, share: Numbers, parts: float = 1.0
+    ) -> NDArray[np.float64]:
+        """Seconds of computing of a device that does one of ``parts``, least over what it and the others divide.
+
+        With w waves and depth k of the whole, a of the parts along the waves and s pieces of a device's depth, r = a/s,
+
+            seconds ~ w k / parts + half_waves half_depth + w half_depth / r + half_waves k r / parts
+
+        and, where s > 1, the partial sums of w / r waves. 1 <= r <= parts needs no pieces; min(w, 1) <= r < 1 does.
+
+        Args:
+            product: whole sizes.
+            dtype: jaxpr name of the dtype that it computes in.
+            device: peaks and memory bandwidth.
+            share: of the best rate, as of operands that are not aligned.
+            parts: devices times microbatches, at most, that share it.
+        """
+        halves = self._halves(dtype, device)
+        tiles = _TILE * self.cores
+        waves, depth = np.asarray(product.batch * product.m * product.n / tiles, float), np.asarray(product.k, float)
+        best = self.best_f8 if dtype.startswith("f8") else self.best_share
+        wave_s = 2.0 * tiles / (device.flops(dtype) * best * self.product_share * share)  # of one wave, a depth of 1
+        falling = halves.half_waves * depth / parts
+        whole = self._along(waves * halves.half_depth, falling, 1.0, parts)
+        if math.isfinite(self.partial_bytes):
+            partial = self.memory_s(self.partial_bytes * tiles, device) / wave_s
+            divided = self._along(waves * (halves.half_depth + partial), falling, np.minimum(waves, 1.0), 1.0)
+            whole = np.minimum(whole, divided)
+        units = waves * depth / parts + halves.half_waves * halves.half_depth + whole
+        return np.asarray(wave_s * units * product.done)
+
+    @staticmethod
+    def _along(rising: Numbers, falling: Numbers, least: Numbers, most: float) -> NDArray[np.float64]:
+        """The least of ``rising / r + falling * r`` for least <= r <= most."""
+        r = np.clip(np.sqrt(rising / np.maximum(falling, _TINY)), np.maximum(least, _TINY), most)
+        return np.asarray(rising / r + falling * r)
 
     def attention_s(
         self,
@@ -203,6 +246,7 @@ def kernel_rates(device: Device, constants: Constants) -> KernelRates | None:
         tuple(sorted(constants.products_of(device.kind).items())),
         k.misaligned_share,
         k.memory_share,
+        k.partial_bytes,
         device.compute_efficiency.points[-1][1],
         constants.best_f8_of(device.kind),
     )

@@ -230,6 +230,21 @@ class CostModel:
         """
         return self._tpus
 
+    def stacking_s(self, bytes: Numbers, moves: int) -> Numbers:
+        """Seconds of one trip of a loop for a slice of a stack, beyond the kernels that make or read it.
+
+        XLA for GPUs fills the stack of a loop's results with zeros, one move. A value that the body reads as well is
+        copied into it, two more. A slice of an operand that a product reads is copied out, two moves: libraries take
+        whole arrays. Others read and write slices where they lie.
+
+        Args:
+            bytes: of the slice, on one device.
+            moves: times that they are read or written.
+        """
+        if not (self.knows_kernels and self.stack.copies_stacks):
+            return 0.0 * bytes
+        return self.moved_s(bytes * moves, float(moves > 1))
+
     @property
     def _tpus(self) -> bool:
         return all(any(k.startswith("TPU") for k in d.jax_kinds) for d in self.cluster.device_types)

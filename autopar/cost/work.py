@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Literal
 
 from autopar.cluster import ConvolutionRate
@@ -19,6 +21,9 @@ Kind = Literal["", "convolution", "kernel gradient"]
 _LEAST_COLUMNS = 32
 #: Features of a result below which libraries for CPUs take windows apart for each: 16 and 24 were told apart.
 _WIDE = 24
+#: Rates of float32 products by `jax.lax.Precision`. GPUs run the first on tensor cores (TF32) and the second on none;
+#: TPUs take three and six passes in bf16.
+_PRECISIONS: Mapping[Attr, str] = MappingProxyType({"HIGH": "f32_high", "HIGHEST": "f32_highest"})
 #: Of the core of attention: nothing, all scores, those that a causal mask leaves.
 Core = Literal["", "whole", "causal"]
 
@@ -143,7 +148,7 @@ class LeastWork:
 
     def times(self, count: int) -> LeastWork:
         """The work of so many as one operator on a stack."""
-        product, aligned = (m and replace(m, batch=m.batch * count) for m in (self.product, self.aligned))
+        product, aligned = (m and m.times(count) for m in (self.product, self.aligned))
         return replace(self, flops=count * self.flops, bytes=count * self.bytes, product=product, aligned=aligned)
 
 
@@ -194,26 +199,32 @@ class ProductDims:
         rows: those of the left operand and the result.
         columns: those of the right operand and the result.
         depth: those that are summed over.
+        elements: of operands and result.
+        done: as of `Matrices`.
     """
 
     batch: tuple[tuple[int, bool], ...]
     rows: tuple[tuple[int, bool], ...]
     columns: tuple[tuple[int, bool], ...]
     depth: tuple[tuple[int, bool], ...]
+    elements: int
+    done: float = 1.0
 
     @staticmethod
     def of(op: Operator, operand_shapes: Sequence[Sequence[int]], result_shape: Sequence[int]) -> ProductDims | None:
         """The dims of an operator; None where it is neither product nor convolution.
 
         A convolution multiplies its windows, one a row, by its kernels, one a column, in whole tiles of columns. The
-        smaller of its window and its result's spatial dim is never split (`autopar.sharding.rules.conv`).
+        smaller of its window and its result's spatial dim is never split (`autopar.sharding.rules.conv`). Kernels for
+        gradients of convolutions with strides leave the zeros out that stand between elements of the operand.
 
         Args:
             op: the operator; ``dot_general`` has the attribute ``dimension_numbers``, ``conv_general_dilated`` has
-                ``rhs_spec`` and ``out_spec``.
+                ``rhs_spec``, ``out_spec`` and ``lhs_dilation``.
             operand_shapes: shape of each operand.
             result_shape: shape of the result.
         """
+        elements = sum(math.prod(shape) for shape in (*operand_shapes[:2], result_shape))
         if op.primitive == "dot_general":
             numbers = op.attr("dimension_numbers")
             if not isinstance(numbers, tuple) or len(numbers) != 2:
@@ -223,7 +234,7 @@ class ProductDims:
             left_free = tuple((size, True) for d, size in enumerate(lhs) if d not in (*left, *left_shared))
             right_free = tuple((size, True) for d, size in enumerate(rhs) if d not in (*right, *right_shared))
             batch, summed = (tuple((lhs[d], True) for d in dims) for dims in (left_shared, left))
-            return ProductDims(batch, left_free, right_free, summed)
+            return ProductDims(batch, left_free, right_free, summed, elements)
         if op.primitive != "conv_general_dilated":
             return None
         kernel, specs = operand_shapes[1], (op.ints("rhs_spec"), op.ints("out_spec"))
@@ -232,12 +243,13 @@ class ProductDims:
         windows = tuple((count, count >= taps) for taps, count in spatial)
         taken = tuple((taps, taps > count) for taps, count in spatial)
         rows, depth = (result_shape[specs[1][0]], True), (kernel[specs[0][1]], True)
-        return ProductDims((), (rows, *windows), ((tiles * _LEAST_COLUMNS, True),), (depth, *taken))
+        columns, done = ((tiles * _LEAST_COLUMNS, True),), 1.0 / math.prod(op.ints("lhs_dilation"))
+        return ProductDims((), (rows, *windows), columns, (depth, *taken), elements, done)
 
     def matrices(self, width: float) -> Matrices:
         """The matrix products, of elements of ``width`` bytes."""
         batch, m, n, k = (math.prod(size for size, _ in d) for d in (self.batch, self.rows, self.columns, self.depth))
-        return Matrices(batch, float(m), float(n), k, width)
+        return Matrices(batch, float(m), float(n), k, width, self.elements, self.done)
 
     def aligned(self, width: float, parts: int) -> Matrices | None:
         """The least sizes, padding included, at which rows on a device are aligned; None where they may be as they are.
@@ -263,6 +275,26 @@ class ProductDims:
             old if new is None else new for old, new in zip((product.m, product.n, product.k), sizes, strict=True)
         )
         return replace(product, m=m, n=n, k=k)
+
+
+def product_dtype(op: Operator, dtype: str) -> str:
+    """The rate of `Device.flops` at which a product of float32 runs, by its precision; other dtypes have their own.
+
+    Args:
+        op: a product, convolution or attention in blocks; its attribute ``precision`` is that of jax: a level for each
+            operand, or the name of a `jax.lax.DotAlgorithmPreset`, as ``BF16_BF16_F32_X3``.
+        dtype: jaxpr name of the dtype of its operands.
+    """
+    precision = dict(op.attrs).get("precision")
+    if dtype != "f32" or precision is None:
+        return dtype
+    if isinstance(precision, tuple):
+        return max((_PRECISIONS.get(p, dtype) for p in precision), default=dtype)
+    algorithm = re.fullmatch(r"(TF32|BF16|F16|F32|F64)_.*?(_X\d)?", str(precision))
+    if algorithm is None:
+        return _PRECISIONS.get(precision, dtype)
+    name, passes = algorithm[1].lower(), (algorithm[2] or "").lower()
+    return {"tf32": "f32", "f32": "f32_highest"}.get(name, name) + passes
 
 
 def matrices_of(

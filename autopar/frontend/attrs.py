@@ -37,6 +37,8 @@ def _plain(value: Any) -> Attr:
         return _plain(value.item())
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    if isinstance(value, jax.lax.DotAlgorithm):
+        return _algorithm_name(value)
     if isinstance(value, tuple | list):
         return tuple(_plain(v) for v in value)
     if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):
@@ -49,6 +51,13 @@ def _plain(value: Any) -> Attr:
     if " at 0x" in text:  # an address: it would differ from run to run
         raise _NotPlainError
     return text
+
+
+def _algorithm_name(algorithm: jax.lax.DotAlgorithm) -> str:
+    """The name of an algorithm of products, as of a `jax.lax.DotAlgorithmPreset`: ``BF16_BF16_F32_X3``."""
+    types = algorithm.lhs_precision_type, algorithm.rhs_precision_type, algorithm.accumulation_type
+    passes = algorithm.num_primitive_operations
+    return "_".join(dtype_name(np.dtype(t)).upper() for t in types) + (f"_X{passes}" if passes > 1 else "")
 
 
 def _fields(value: Any) -> Mapping[str, Any] | None:

@@ -22,6 +22,7 @@ from autopar.cost import (
     kind_of,
     operator_bytes,
     operator_flops,
+    product_dtype,
 )
 from autopar.cost.kernels import CAUSAL
 from autopar.ir import Graph, Operator, TensorType, item_bytes
@@ -243,8 +244,10 @@ def _least(
         cores: operators that may be spared but for their products.
     """
     cost = around.cost
-    dtypes = tuple(sorted({t.dtype for t in types} | {v.type.dtype for v in op.results}))
-    flops = operator_flops(op, types)
+    named = {t.dtype for t in types} | {v.type.dtype for v in op.results}
+    if op.primitive in PRODUCTS | ATTENTIONS:
+        named = {product_dtype(op, dtype) for dtype in named}
+    dtypes, flops = tuple(sorted(named)), operator_flops(op, types)
     if op.primitive in ATTENTIONS:
         return LeastWork(CAUSAL * flops, 0.0, dtypes)
     if op.id in cores:

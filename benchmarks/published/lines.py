@@ -113,7 +113,7 @@ def lines(whole: Bill, traced: bool = False) -> dict[tuple[Section, Phase], tupl
 def _columns(core: Core, kernels: Sequence[Kernel], section: Section) -> Lines:
     products = [(k, k.product) for k in kernels if k.product is not None]
     others = [k for k in kernels if k.product is None and k.bytes]
-    sizes = np.array([(p.batch, p.m, p.n, p.k, p.width) for _, p in products], float).reshape(-1, 5).T
+    sizes = np.array([(p.batch, p.m, p.n, p.k, p.width, p.elements) for _, p in products], float).reshape(-1, 6).T
     return Lines(
         core,
         np.array([_count(k, section) for k, _ in products]),

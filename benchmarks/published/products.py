@@ -1,13 +1,15 @@
 """How sizes slow matrix products down, by published measurements of kernels, not of training runs.
 
 ``python -m benchmarks.published.products`` fits half_waves and half_depth of `autopar.cost.kernels`, and the seconds
-that starting a kernel took, to every other row of ``data/products_measured.csv``, for each device and dtype. It prints
-them with the errors of the rows between, and with errors of these rows by the constants of all devices.
+that starting a kernel took, to every other row of ``data/products_measured.csv``, for each device and dtype, with no
+depth divided. Then it fits partial_bytes to the same rows of all. It prints them with the errors of the rows between,
+and with errors of these rows by the constants of all devices and with no depth divided.
 """
 
 from __future__ import annotations
 
 import csv
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -69,11 +71,12 @@ def measured() -> tuple[Products, ...]:
     return tuple(found)
 
 
-def rates_of(products: Products, sizes: ProductSizes | None) -> KernelRates:
+def rates_of(products: Products, sizes: ProductSizes | None, partial_bytes: float = math.inf) -> KernelRates:
     """Rates of a device whose products are slowed down as ``sizes`` say; None: as those of all devices."""
     rates = kernel_rates(products.device, load_constants())
     assert rates is not None
-    return replace(rates, products=() if sizes is None else ((products.dtype, sizes),))
+    own = () if sizes is None else ((products.dtype, sizes),)
+    return replace(rates, products=own, partial_bytes=partial_bytes)
 
 
 def fit(products: Products) -> tuple[ProductSizes, float]:
@@ -88,7 +91,20 @@ def fit(products: Products) -> tuple[ProductSizes, float]:
     return ProductSizes(waves, depth), start_s
 
 
-def row(products: Products) -> Row:
+def fit_partial_bytes(found: Sequence[Products]) -> float:
+    """The bytes of an element of a partial sum that are nearest to the measurements, with sizes as `fit` has them."""
+    fitted = [(products, *fit(products)) for products in found]
+
+    def errors(x: NDArray[np.float64]) -> NDArray[np.float64]:
+        partial_bytes = float(np.exp(x[0]))
+        return np.concatenate([p.errors(rates_of(p, sizes, partial_bytes), start_s) for p, sizes, start_s in fitted])
+
+    # Written and read in float32, at least.
+    x = least_squares(errors, np.log([8.0]), loss="soft_l1", f_scale=0.05).x
+    return float(f"{np.exp(x[0]):.3g}")
+
+
+def row(products: Products, partial_bytes: float) -> Row:
     """What is fitted to every other row, and mean errors of the others."""
     sizes, start_s = fit(products.part(0))
     held_out = products.part(1)
@@ -103,15 +119,18 @@ def row(products: Products) -> Row:
         "half_waves": sizes.half_waves,
         "half_depth": sizes.half_depth,
         "start_us": 1e6 * start_s,
-        "held out": error(rates_of(products, sizes)),
-        "as all devices": error(rates_of(products, None)),
+        "held out": error(rates_of(products, sizes, partial_bytes)),
+        "undivided": error(rates_of(products, sizes)),
+        "as all devices": error(rates_of(products, None, partial_bytes)),
     }
 
 
 def rows(found: Sequence[Products]) -> tuple[Row, ...]:
     """`row` of each."""
-    return tuple(map(row, found))
+    partial_bytes = fit_partial_bytes([products.part(0) for products in found])
+    return tuple(row(products, partial_bytes) for products in found)
 
 
 if __name__ == "__main__":
     Console(width=140).print(table("measured products", rows(measured())))
+    Console().print(f"partial_bytes {fit_partial_bytes([products.part(0) for products in measured()])}")

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.cluster import Cluster, ConvolutionRate, Curve, Device, LinkSpec, NodeGroup
-from autopar.cost import Convolution, CostModel, KernelWork, LeastWork, convolution_of
+from autopar.cluster.catalog import available
+from autopar.cost import Convolution, CostModel, KernelWork, LeastWork, convolution_of, product_dtype
 from autopar.cost.model import KEPT_BYTES
-from tests.search.problems import graph_of
+from tests.search.problems import f32, graph_of
 
 PLAIN = Device("D", 10**9, 1e11, (("f32", 1e12), ("bf16", 4e12)), launch_s=1e-6, memory_efficiency=Curve.constant(0.5))
 SPECIAL = replace(
@@ -166,3 +167,50 @@ def test_sizes_of_convolutions(dims, images, taken, features, groups, of_images)
         elements * window**dims * groups,
         elements * window**dims * groups * (1 - features / 24),
     )
+
+
+@pytest.mark.parametrize(
+    ("precision", "rate"),
+    [
+        (None, "f32"),
+        ("default", "f32"),
+        ("high", "f32_high"),
+        ("highest", "f32_highest"),
+        ((jax.lax.Precision.DEFAULT, jax.lax.Precision.HIGHEST), "f32_highest"),
+        ("TF32_TF32_F32", "f32"),
+        ("BF16_BF16_F32", "bf16"),
+        ("BF16_BF16_F32_X6", "bf16_x6"),
+        ("F32_F32_F32", "f32_highest"),
+        (jax.lax.DotAlgorithm(jnp.float32, jnp.float32, jnp.float32), "f32_highest"),
+    ],
+)
+def test_precision_decides_at_which_rate_products_of_float32_run(precision, rate):
+    a, b = f32(8, 8), jax.ShapeDtypeStruct((8, 8), jnp.bfloat16)
+    wide, narrow = (graph_of(lambda x: jnp.dot(x, x, precision=precision), x).operators[0] for x in (a, b))
+    assert product_dtype(wide, "f32") == rate
+    assert product_dtype(narrow, "bf16") == "bf16"
+
+
+def test_default_precision_and_convolutions_say_it_too():
+    def conv(x, w):
+        return jax.lax.conv(x, w, (1, 1), "SAME")
+
+    with jax.default_matmul_precision("highest"):
+        op = graph_of(conv, f32(1, 8, 8, 8), f32(8, 8, 3, 3)).operators[0]
+    assert product_dtype(op, "f32") == "f32_highest"
+    op = graph_of(conv, f32(1, 8, 8, 8), f32(8, 8, 3, 3)).operators[0]
+    assert product_dtype(op, "f32") == "f32"
+
+
+@pytest.mark.parametrize("cluster", available())
+def test_rates_of_precisions(cluster):
+    """GPUs have no tensor cores for the highest; TPUs take passes in bf16; others compute in float32 anyway."""
+    (device,) = Cluster.load(cluster).device_types
+    flops, listed = device.flops, dict(device.peak_flops)
+    assert flops("bf16_x3") == flops("bf16") / 3
+    if "TPU" in device.kind:
+        assert flops("f32_high") == pytest.approx(flops("bf16") / 3, rel=1e-3)
+        assert flops("f32_highest") == pytest.approx(flops("bf16") / 6, rel=1e-3)
+        return
+    assert flops("f32_high") == flops("f32")
+    assert flops("f32_highest") < flops("f32") / 5 if "bf16" in listed else flops("f32_highest") == flops("f32")

@@ -39,6 +39,14 @@ def test_each_form_is_one_operator_a_pass_and_keeps_no_scores(form: str) -> None
     assert primitives(FORMS[form], TOKENS, TOKENS, TOKENS, IDS) == ["attention"]
 
 
+def test_attention_has_the_precision_of_its_scores() -> None:
+    """Prices go by it (`autopar.cost.product_dtype`)."""
+    with jax.default_matmul_precision("highest"):
+        rewritten = blockwise(graph_of(train_step(FORMS["example"]), TOKENS, TOKENS, TOKENS, IDS), 1)
+    cores = [op for op in rewritten.graph.operators if op.id in rewritten.cores]
+    assert [op.attr("precision") for op in cores] == [("HIGHEST", "HIGHEST")] * 2
+
+
 def test_groups_of_heads_share_keys() -> None:
     """`jax.nn.dot_product_attention` with 4 heads that ask and 2 of keys."""
 

@@ -34,6 +34,10 @@ def precise(x, w):
     return jnp.matmul(x, w, precision="highest")
 
 
+def with_algorithm(x, w):
+    return jnp.matmul(x, w, precision=jax.lax.DotAlgorithm(jnp.float32, jnp.float32, jnp.float32))
+
+
 def added_too(x, w):
     return x @ w + w.sum(0)
 
@@ -60,7 +64,7 @@ def test_products_alone(step) -> None:
     assert names(step, X, W)["w"]
 
 
-@pytest.mark.parametrize("step", [precise, added_too, function_of_it, returned, unread])
+@pytest.mark.parametrize("step", [precise, with_algorithm, added_too, function_of_it, returned, unread])
 def test_other_readers(step) -> None:
     assert not names(step, X, W)["w"]
 

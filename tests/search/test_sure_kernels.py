@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -152,8 +153,11 @@ def gated_step(width, batch, length):
 
 
 def test_what_a_loop_carries_and_what_products_take_of_its_slices_is_written_in_each_trip():
-    """Forward the state, backward its gradient and those of both inputs: read and written, without products."""
-    step, cluster = gated_step(64, 1024, 16), DEVICES["kernels"]
+    """Forward the state, backward its gradient and those of both inputs: read and written, without products.
+
+    Recomputation decides what goes into stacks, so copies of these are not sure: the program is one without them.
+    """
+    step, cluster = gated_step(64, 1024, 16), replace(DEVICES["kernels"], stack="plain")
     inside = [w for w in sure_works(step.traced.graph, CostModel(cluster), in_stages=False) if w.loop]
     state_bytes = 4 * 1024 * 64
     assert {w.phase for w in inside} == {"forward", "backward"}
@@ -162,7 +166,7 @@ def test_what_a_loop_carries_and_what_products_take_of_its_slices_is_written_in_
     counts = [sure_s(step.traced.graph, cluster, in_stages=False)]
     for count, level in itertools.product((1, 2), LEVELS):
         counts.append(kernels_s(step.in_form(StepForm(count, level)).graph, cluster, count))
-    assert 0.7 < counts[0] / min(counts[1:]) <= 1 + 1e-9
+    assert 0.5 < counts[0] / min(counts[1:]) <= 1 + 1e-9  # most of the work is sure
 
 
 @pytest.mark.slow

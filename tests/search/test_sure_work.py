@@ -166,10 +166,17 @@ def test_no_part_takes_less_than_the_least(points, flops, parts, fewer):
     assert whole <= parts * least * (1 + 1e-9)
 
 
-@given(st.integers(0, 10), st.integers(0, 12), st.integers(0, 12), st.integers(0, 4), st.integers(0, 4))
-def test_no_split_of_a_product_takes_less_than_the_least(rows, columns, depth, along, across):
+@given(
+    st.integers(0, 10),
+    st.integers(0, 12),
+    st.integers(0, 20),
+    st.integers(0, 4),
+    st.integers(0, 4),
+    st.sampled_from(["dgx-a100", "h200"]),
+)
+def test_no_split_of_a_product_takes_less_than_the_least(rows, columns, depth, along, across, cluster):
     """However its dims are divided."""
-    cost = CostModel(Cluster.load("dgx-a100"))
+    cost = CostModel(Cluster.load(cluster))
     whole = Matrices(1, 2**rows, 2**columns, 2**depth)
     work = LeastWork(whole.flops, whole.moved_bytes, ("bf16",), product=whole)
     parts = 2 ** (min(along, rows) + min(across, depth))
@@ -324,3 +331,21 @@ def test_pairs_of_all_stage_counts_are_ordered():
     graph, cost = graph_of(fn, *args), CostModel(CLUSTERS["kernels"])
     bounds = [work_bound_s(graph, cost, Freedom(one_stage=False, most_stages=n)) for n in (2, 3, 4)]
     assert all(a >= b for a, b in itertools.pairwise(bounds))
+
+
+@pytest.mark.parametrize("cluster", ["h200", "tpu-v5e"])
+def test_a_step_of_the_highest_precision_takes_longer_and_the_bound_says_so(cluster):
+    """Priced at the rate of plain float32, not at that of the default precision."""
+
+    def loss(w, x):
+        return jnp.sum(jnp.tanh(x @ w) @ w)
+
+    part, args = Cluster.load(cluster).part(0, 1), (f32(4096, 4096), f32(4096, 4096))
+    seconds, bounds = [], []
+    for precision in ("default", "highest"):
+        with jax.default_matmul_precision(precision):
+            step = jax.grad(lambda w, x: loss(w, x))
+            seconds.append(autopar.parallelize(step, cluster=part).plan(*args).step_time)
+            bounds.append(work_bound_s(graph_of(step, *args), CostModel(part), Freedom()))
+    assert seconds[1] > 4 * seconds[0]
+    assert all(0.8 * s <= b <= s * (1 + 1e-9) for s, b in zip(seconds, bounds, strict=True))

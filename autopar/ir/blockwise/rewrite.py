@@ -27,7 +27,7 @@ from autopar.ir.blockwise.spec import (
     is_positional,
     labels_attr,
 )
-from autopar.ir.graph import Graph, Input, Operand, Operator, Output, Value
+from autopar.ir.graph import Attr, Graph, Input, Operand, Operator, Output, Value
 from autopar.ir.types import TensorType
 
 
@@ -145,7 +145,7 @@ class _BlockRewriting:
             ATTENTION,
             (match.queries, match.keys, match.values, *(n for n, _ in scores.foreign)),
             (Value(f"{id}:0", type), Value(f"{id}:1", sums)),
-            tuple(sorted((*spec.attrs, *self._dtypes(match)))),
+            tuple(sorted((*spec.attrs, *self._dtypes(match), *_precision(match)))),
             (("scores", scores.graph),),
             like.source,
             like.scope,
@@ -176,7 +176,7 @@ class _BlockRewriting:
         names = [id] if len(products) == 1 else [f"{id}:{n}" for n in range(len(products))]
         results = tuple(Value(name, p.op.results[0].type) for name, (_, p) in zip(names, products, strict=True))
         regions = (("scores", scores.graph), *(() if gradient is None else (("gradient", gradient.graph),)))
-        attrs = tuple(sorted((*spec.attrs, *self._dtypes(match))))
+        attrs = tuple(sorted((*spec.attrs, *self._dtypes(match), *_precision(match))))
         operands = (*first, *(n for n, _ in foreign))
         op = Operator(id, BACKWARD, operands, results, attrs, regions, like.source, like.scope, (), like.marks)
         self.before.setdefault(at, []).append(op)
@@ -317,3 +317,8 @@ class Region:
         if op.primitive in MOVES and op.reads and before(op, self.whole.types[op.reads[0]], loops) is None:
             return False
         return all(self._of_positions(*key) for key in self._operands(op, loops))
+
+
+def _precision(match: AttentionCore) -> tuple[tuple[str, Attr], ...]:
+    """The attribute ``precision`` of the product that makes the scores; nothing where it asks for none."""
+    return tuple((name, value) for name, value in match.product.attrs if name == "precision" and value is not None)

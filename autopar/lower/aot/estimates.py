@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from autopar.cluster import Cluster, LogicalMesh
-from autopar.cost import PRODUCTS, CostModel, matrices_of
+from autopar.cost import PRODUCTS, CostModel, matrices_of, product_dtype
 from autopar.ir import Graph, Layout, Operator, item_bytes
 from autopar.ir.loops import runs_inside
 from autopar.lower.aot.base import Target
@@ -376,7 +376,7 @@ def planned_seconds(plan: Plan, graph: Graph) -> StepSeconds:
         result = Layout.parse(record.results[0]).local_shape(op.results[0].type.shape, sizes)
         product = matrices_of(op, shapes, result, item_bytes(types[0].dtype))
         if product is not None:
-            products_s += runs * float(cost.product_s(product, types[0].dtype))
+            products_s += runs * float(cost.product_s(product, product_dtype(op, types[0].dtype)))
     collectives_s = sum(c.seconds for c in stage.collectives)
     exposed_s = max(0.0, stage.step_time - stage.compute_time - stage.host_time)
     products_s = min(products_s, stage.compute_time)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cluster import LogicalMesh
-from autopar.cost import ATTENTIONS, CostModel
+from autopar.cost import ATTENTIONS, CostModel, product_dtype
 from autopar.cost.attention import (
     attention_flops,
     attention_products,
@@ -140,10 +140,10 @@ def _busy_s(
     shapes = _shapes(mesh, strategy, types)
     if halves:
         times, shapes = units_of_halves(times), halved_shapes(op, shapes)
-    moved = score_traffic_bytes(op, shapes, score_width(op))
+    moved, dtype = score_traffic_bytes(op, shapes, score_width(op)), product_dtype(op, types[0].dtype)
     if not cost.knows_kernels:
-        return times * float(cost.operator_s(attention_flops(op, shapes), moved, types[0].dtype))
+        return times * float(cost.operator_s(attention_flops(op, shapes), moved, dtype))
     backward = op.primitive != ATTENTION
     products = attention_products(op, shapes, item_bytes(types[0].dtype))
-    each = sum(float(cost.product_s(p, types[0].dtype, "whole", backward=backward)) for p in products)
+    each = sum(float(cost.product_s(p, dtype, "whole", backward=backward)) for p in products)
     return times * (each + float(cost.moved_s(moved, 1.0, "whole")))

@@ -159,6 +159,8 @@ class Builder:
         self.donated = set(donated)
         #: Prefixes of names in the loops of stages.
         self.stage_bodies: set[str] = set()
+        #: Of results of loops' bodies, and of slices of stacks until a product reads them: see `CostModel.stacking_s`.
+        self.stack_moves: dict[str, int] = {}
         self.broken: list[str] = []
         self.time = 0
         self.phase = "update"

@@ -19,6 +19,7 @@ from autopar.ir.state_flow import StateFlow
 from autopar.search.intra.collectives import MatmulBlock, PricedCollective, Thresholds
 from autopar.search.intra.overlap import producers_of, timed
 from autopar.search.intra.sharding_problem import ShardingProblem, SiteDraft, ValueDraft
+from autopar.search.intra.work import dtype_of
 from autopar.search.problem import Problem
 from autopar.search.resharding import path_tables
 from autopar.sharding.collective_matmul import OPERANDS, CollectiveMatmul, Travels, gathered_matmul, scattered_matmul
@@ -272,4 +273,4 @@ def _block_s(
         result[how.result_dim] //= blocks
     product = matrices_of(site.op, shapes, result, item_bytes(site.types[0].dtype))
     assert product is not None
-    return float(cost.product_s(product, site.types[0].dtype, backward=site.work.backward)) + added_s
+    return float(cost.product_s(product, dtype_of(site.op, site.types), backward=site.work.backward)) + added_s

@@ -192,6 +192,12 @@ def scan(b: Builder, walk: WalkGraph, graph: Graph, op: Operator, prefix: str, w
         )
         region.operands.append(port)
         b.values[inner + entry.name].in_rows = i in in_rows
+    if loop.length > 1:
+        read = {name for inside in body.operators for name in inside.reads}
+        read.update(o.operand for o in body.outputs[:carries] if isinstance(o.operand, str))
+        stacks = [o.operand for j, o in enumerate(body.outputs) if j >= carries and j not in replaces]
+        b.stack_moves.update((inner + i.name, 2) for i in body.inputs[loop.num_whole :])
+        b.stack_moves.update((inner + name, 3 if name in read else 1) for name in stacks if isinstance(name, str))
     walk(body, inner, region.inner_weight)
     b.time += 1
     region.extend({*range(consts), *range(loop.num_whole, len(op.operands)), *in_place})

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autopar.cost import ATTENTIONS, Core, KernelWork, kind_of, run_bytes
+from autopar.cost import ATTENTIONS, PRODUCTS, Core, KernelWork, kind_of, run_bytes
 from autopar.ir import Graph, Literal, Operator, TensorType
 from autopar.ir.primitives import (
     ADDITIONS,
@@ -152,6 +152,8 @@ class GraphWalk:
         strategies = options.strategies
         there = self._on_host(op, around.prefix)
         busy = self._seconds(kernel.work, strategies, op, types)
+        if b.stack_moves:
+            busy = busy + self._stacking_s(op, strategies, types, around.prefix)
         if weight != 1.0:
             busy = busy * weight
         if there:  # one pass over what is returned, into which the others are fused
@@ -280,6 +282,24 @@ class GraphWalk:
             seconds = busy_seconds(self.builder.cost, self.builder.mesh, work, strategies, op, types)
             self.busy[key] = (strategies, seconds)
         return self.busy[key][1]
+
+    def _stacking_s(
+        self, op: Operator, strategies: tuple[Strategy, ...], types: Sequence[TensorType], prefix: str
+    ) -> Array | float:
+        """Seconds that one run of an operator takes longer for stacks that it writes or reads, by strategy."""
+        moves, sizes = self.builder.stack_moves, self.builder.mesh.sizes
+        slices = [
+            (prefix + v.name, v.type, [s.result_layouts[j] for s in strategies]) for j, v in enumerate(op.results)
+        ]
+        if op.primitive in PRODUCTS:
+            operands = ((i, o) for i, o in enumerate(op.operands) if isinstance(o, str))
+            slices += [(prefix + o, types[i], [s.operand_layouts[i] for s in strategies]) for i, o in operands]
+        more: Array | float = 0.0
+        for key, type, layouts in slices:
+            if key in moves:
+                bytes = np.array([k.local_bytes(type, sizes) for k in layouts], float)
+                more = more + self.builder.cost.stacking_s(bytes, moves.pop(key))
+        return more
 
     def _followed(
         self, op: Operator, sources: Sequence[ValueDraft | None], options: OperatorOptions, around: RegionFacts

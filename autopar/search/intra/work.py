@@ -18,6 +18,7 @@ from autopar.cost import (
     convolution_of,
     matrices_of,
     packed,
+    product_dtype,
     reorders,
 )
 from autopar.ir import Graph, Literal, Operator, TensorType, item_bytes
@@ -124,7 +125,9 @@ def kernel_bytes(
 def dtype_of(op: Operator, operand_types: Sequence[TensorType]) -> str:
     """Dtype that an operator computes in."""
     first = operand_types[0] if operand_types else op.results[0].type if op.results else None
-    return "f32" if first is None else first.dtype
+    if first is None:
+        return "f32"
+    return product_dtype(op, first.dtype) if op.primitive in PRODUCTS | ATTENTIONS else first.dtype
 
 
 def with_order(
@@ -200,9 +203,9 @@ def busy_seconds(
         return np.array([attention_s(cost, mesh, s, op, types) for s in strategies])
     if op.primitive in PRODUCTS and cost.knows_kernels:
         each = [product_of(op, types, s, sizes) for s in strategies]
-        batch, m, n, k = np.array([(p.batch, p.m, p.n, p.k) for p in each]).T
-        sized = Matrices(batch, m, n, k, each[0].width)
-        return np.asarray(cost.product_s(sized, types[0].dtype, work.core, backward=work.backward)) + joined
+        batch, m, n, k, elements = np.array([(p.batch, p.m, p.n, p.k, p.elements) for p in each], float).T
+        sized = Matrices(batch, m, n, k, each[0].width, elements, each[0].done)
+        return np.asarray(cost.product_s(sized, dtype_of(op, types), work.core, backward=work.backward)) + joined
     if work.kind and cost.measures_convolutions:
         works = [_of_sizes(_of_strategy(work, s, types, sizes), op, s, types, sizes) for s in strategies]
         by_work = {(w, s.split): 0.0 for w, s in zip(works, strategies, strict=True)}

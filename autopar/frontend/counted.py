@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from autopar._compat.jaxprs import plain_params
 from autopar.ir import Literal, Operand, Operator, TensorType
 
 _INTEGERS = ("i32", "i64", "u32", "u64")
@@ -236,7 +237,7 @@ def entering_regions(primitive: str, params: Mapping[str, Any], given: Sequence[
     """
     match primitive:
         case "scan":
-            return {"body": list(given[: params["num_consts"]])}
+            return {"body": list(given[: plain_params(primitive, params)["num_consts"]])}
         case "while":
             first, more = params["cond_nconsts"], params["body_nconsts"]
             return {"cond": list(given[:first]), "body": list(given[first : first + more])}

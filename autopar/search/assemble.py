@@ -351,6 +351,7 @@ def _product(graph: Graph, op: Operator, sources: Sequence[_Source], runs: float
     inner: AxisUse = "space" if op.primitive == "conv_general_dilated" else "context"
     brought = [f for f in result if f is not None and f in of_data and f not in of_parameter]
     weights: _Uses = tuple("expert" if f is not None and f in shared else "tensor" for f in of_parameter)
-    # The first dim that the batch brings is that of examples.
-    batch: _Uses = tuple(None if f not in brought else "data" if f == brought[0] else inner for f in of_data)
+    # The first dim that the batch brings is that of examples, unless there is but one.
+    examples = None if types[1 - parameter].shape[:1] == (1,) else next(iter(brought), None)
+    batch: _Uses = tuple(None if f not in brought else "data" if f == examples else inner for f in of_data)
     return _Product(flops, ((parameter, weights), (1 - parameter, batch)))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import autopar
+from autopar.frontend.counted import entering_regions
 from tests.end_to_end.clusters import FAST
 from tests.end_to_end.compare import assert_same
 from tests.frontend.reference import check
@@ -138,3 +141,15 @@ def test_a_split_batch_reads_without_communication():
     )
     assert not step.plan(LOGITS, LABELS).communication
     assert_same(jax.value_and_grad(cross_entropy), (LOGITS, LABELS), cluster=FAST, search="data-parallel")
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"num_consts": 2, "num_carry": 1},
+        {"ft_in": SimpleNamespace(unpack=lambda: ([0, 0], [0], [0])), "ft_out": None},  # jax 0.12 has trees
+    ],
+)
+def test_what_is_the_same_in_every_trip_enters_a_loop(params):
+    counts = [object() for _ in range(4)]
+    assert entering_regions("scan", params, counts) == {"body": counts[:2]}

@@ -166,13 +166,14 @@ def test_layers_split_in_groups_have_copies():
     assert f"{STATE} 8 ways in 8 copies (ZeRO-3)" in said and "64 ways" not in said
 
 
-def test_images_split_by_space():
+@pytest.mark.parametrize("sizes", [(64, 62), (62, 64)])
+def test_images_split_by_space(sizes):
     def loss(weights, x, y):
         for w in weights:
             x = jnp.tanh(jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")))
         return ((x - y) ** 2).mean()
 
-    step, args = momentum(loss, [f32(3, 3, 8, 8)] * 2, f32(1, 64, 64, 8), f32(1, 64, 64, 8))
+    step, args = momentum(loss, [f32(3, 3, 8, 8)] * 2, *[f32(1, *sizes, 8)] * 2)
     plan = autopar.parallelize(
         step, cluster=toy(4), mesh_shape=(4,), num_stages=1, num_microbatches=1, donate_argnums=0
     ).plan(*args)

@@ -58,7 +58,7 @@ def test_competitors_asked_for_by_name_take_no_less_than_told_and_longer_than_th
 
 def test_a_planned_alternative_is_the_plan_asked_for_by_name() -> None:
     step, args = perceptron(64, 64, batch=64)
-    plan = autopar.parallelize(step, cluster=toy(), donate_argnums=0, memory_limit=36_000, num_stages=1).plan(*args)
+    plan = autopar.parallelize(step, cluster=toy(), donate_argnums=0, memory_limit=31_000, num_stages=1).plan(*args)
     others = [
         r for r in plan.search.trail if r.outcome == PLANNED and r.remat != plan.stages[0].form.remat and not r.how
     ]
@@ -67,7 +67,7 @@ def test_a_planned_alternative_is_the_plan_asked_for_by_name() -> None:
         step,
         cluster=toy(),
         donate_argnums=0,
-        memory_limit=36_000,
+        memory_limit=31_000,
         num_stages=1,
         num_microbatches=other.microbatches[0],
         remat=other.remat,

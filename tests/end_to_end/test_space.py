@@ -230,9 +230,10 @@ def test_cpus_split_space_and_keep_images_together() -> None:
 
 @pytest.mark.slow
 def test_one_image_on_eight_devices_takes_little_more_than_an_eighth_of_eight_images() -> None:
+    # Starts of kernels and sums of statistics take as long for an image of any size.
     times = []
     for batch in (1, 8):
-        args = arguments(1024, batch, 64, f32)
+        args = arguments(2048, batch, 64, f32)
         cluster = autopar.Cluster.load("dgx-h100")
         step = autopar.parallelize(
             train_step, cluster=cluster, num_stages=1, num_microbatches=1, remat="none", batch_argnums=(1, 2)

@@ -145,11 +145,11 @@ def test_tpus_send_what_products_alone_read_in_half_width(name, halved) -> None:
         args = ((f32(256, 512), f32(512, 256)), f32(1024, 256))
         cluster = Cluster.load(name).part(0, 8)
         plan = parallelize(step, cluster=cluster, mesh_shape=(8,), search=Manual(dp=8, zero=3)).plan(*args)
-        total = Counter()
-        for c in plan.communication:
-            total[c.kind] += c.bytes * c.count
-        return total
+        return plan.communication
 
     fast, precise = sent("default"), sent("highest")
-    assert fast["all-gather"] * halved == precise["all-gather"] > 0
-    assert fast["reduce-scatter"] == precise["reduce-scatter"] > 0
+    gathers = [sum(c.bytes * c.count for c in plan if c.kind == "all-gather") for plan in (fast, precise)]
+    assert gathers[0] * halved == gathers[1] > 0
+    # How many gradients are sums follows from prices; how wide they are sent does not.
+    sums = [{c.bytes for c in plan if c.kind == "reduce-scatter"} for plan in (fast, precise)]
+    assert sums[0] == sums[1] != set()

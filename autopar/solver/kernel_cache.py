@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ import numpy as np
 from autopar._compat.files import CACHE_VARIABLE, cache_root, private_folder, read_kept, write_whole
 
 _SUFFIX = ".kernel"
+_MARK = ".kept"  # an empty file for each processor and source of which code is kept
 _UNUSED_S = 60 * 86400.0  # after which a file is removed
 _MOST_BYTES = 2**26
 
@@ -89,6 +91,7 @@ class KernelCache:
         try:
             private_folder(self.folder, tighten=True)
             write_whole(path, data, private=True)
+            (self.folder / _mark()).touch(mode=0o600)
         except OSError as error:
             _warn(error)
             return
@@ -108,10 +111,29 @@ class KernelCache:
         return self.folder / f"{hashlib.sha256(repr(parts).encode()).hexdigest()[:40]}{_SUFFIX}"
 
     def _drop_unused(self) -> None:
-        for path in self.folder.glob(f"*{_SUFFIX}*"):
+        for path in (*self.folder.glob(f"*{_SUFFIX}*"), *self.folder.glob(f"*{_MARK}")):
             with contextlib.suppress(OSError):
                 if path.stat().st_mtime < time.time() - _UNUSED_S:
                     path.unlink()
+
+
+def is_kept(environment: Mapping[str, str]) -> bool:
+    """Whether loops of this source for this processor were kept on this machine, as far as names of files tell.
+
+    It loads nothing. What it decides changes no result: compiled loops give the bits that numpy gives.
+    """
+    name = _mark()
+    return any((folder / name).exists() for folder in (kernel_folder(environment), package_folder()))
+
+
+def _mark() -> str:
+    """Name of the file that stands for code of this source and processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").partition("\n\n")[0].splitlines()
+        processor = [line for line in lines if line.startswith(("model name", "flags", "Features"))]
+    except OSError:
+        processor = [platform.processor()]
+    return hashlib.sha256(repr((source_hash(), processor)).encode()).hexdigest()[:40] + _MARK
 
 
 def _read(path: Path, context: Any) -> Any:
@@ -152,5 +174,5 @@ def source_hash() -> str:
         if b"compiled" in text:
             digest.update(path.relative_to(root).as_posix().encode() + b"\0" + text + b"\0")
     versions = (platform.python_implementation(), platform.python_version(), platform.machine(), np.__version__)
-    digest.update(repr((versions, import_module("numba").__version__)).encode())
+    digest.update(repr((versions, version("numba"))).encode())
     return digest.hexdigest()

@@ -7,20 +7,30 @@ to ten where the machine has not kept them.
 
 from __future__ import annotations
 
+import os
 import sys
+from importlib.util import find_spec
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.solver.kernel_cache import is_kept
 from autopar.solver.problem import Array
 
-#: Nodes, and entries of tables, of a problem that numpy solves in less time than compiling takes: two CPU seconds.
+#: Nodes, and entries of tables, of a problem that numpy solves in less time than compiling takes.
 MANY_NODES, MANY_ENTRIES = 4096, 4_000_000
+#: Nodes that numpy solves in the half second that loading takes: some 200 sweeps of 18 microseconds a node.
+_FEW_NODES = 140
 
 
 def is_worth_loading(nodes: int, entries: int) -> bool:
-    """Whether compiled loops are taken for a problem of so many nodes and entries: they are there, or it is large."""
-    return "autopar.solver.compiled" in sys.modules or nodes > MANY_NODES or entries > MANY_ENTRIES
+    """Whether compiled loops are taken for a problem of so many nodes and entries.
+
+    They are where they are loaded already, where the machine has kept them, or where the problem is large.
+    """
+    if "autopar.solver.compiled" in sys.modules or nodes > MANY_NODES or entries > MANY_ENTRIES:
+        return True
+    return nodes > _FEW_NODES and find_spec("numba") is not None and is_kept(os.environ)
 
 
 def least_sums(vector: Array, table: Array, out: Array) -> None:

@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from autopar._compat.files import CACHE_VARIABLE, cache_root, write_private
-from autopar.solver.kernel_cache import KernelCache, kernel_folder
+from autopar.solver import kernel_cache
+from autopar.solver.kernel_cache import KernelCache, is_kept, kernel_folder
+from autopar.solver.plain import is_worth_loading
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -196,7 +198,7 @@ def test_where_nothing_is_kept_of_programs_code_lies_with_the_package() -> None:
 def test_processes_share_what_one_compiled(tmp_path: Path) -> None:
     together = [start(tmp_path), start(tmp_path)]
     assert {finish(process) for process in together} <= {"True True", "True False"}  # one may come after the other
-    (kept,) = (tmp_path / "kernels").iterdir()
+    (kept,) = (tmp_path / "kernels").glob("*.kernel")
     assert finish(start(tmp_path)) == "True False"
     kept.write_bytes(kept.read_bytes()[:100])  # cut short
     assert finish(start(tmp_path)) == "True True"
@@ -245,7 +247,7 @@ def test_code_compiled_ahead_is_read_and_never_written(tmp_path: Path) -> None:
     assert compiled_in(KernelCache("twice", ahead, "source"))
     before = {p.name: p.read_bytes() for p in ahead.iterdir()}
     assert not compiled_in(KernelCache("twice", own, "source", ahead)) and not own.exists()
-    assert compiled_in(KernelCache("twice", own, "another source", ahead)) and len(list(own.iterdir())) == 1
+    assert compiled_in(KernelCache("twice", own, "another source", ahead)) and len(list(own.glob("*.kernel"))) == 1
     assert {p.name: p.read_bytes() for p in ahead.iterdir()} == before
     for file in ahead.iterdir():
         file.chmod(0o666)
@@ -254,6 +256,19 @@ def test_code_compiled_ahead_is_read_and_never_written(tmp_path: Path) -> None:
 
 def _twice(x: int) -> int:
     return 2 * x
+
+
+def test_kept_code_decides_which_loops_small_problems_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    numba = pytest.importorskip("numba")
+    monkeypatch.setattr(kernel_cache, "package_folder", lambda: tmp_path / "of the package")
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.delitem(sys.modules, "autopar.solver.compiled", raising=False)
+    assert not is_kept(os.environ) and not is_worth_loading(600, 10_000) and is_worth_loading(10_000, 10_000)
+    loop = numba.njit(_twice)
+    loop._cache = KernelCache("twice", kernel_folder(os.environ), "source")
+    assert loop(3) == 6
+    assert is_kept(os.environ) and is_worth_loading(600, 10_000) and not is_worth_loading(60, 10_000)
+    assert all(path.stat().st_mode & 0o077 == 0 for path in kernel_folder(os.environ).iterdir())
 
 
 @pytest.mark.slow

@@ -117,6 +117,13 @@ EXPLAINED: dict[str, str] = {
         "compares to the bit a loss, in float32, of parameters that lie split with one of parameters that do not"
     ),
     **_jax_tests(
+        "python_callback_test.py",
+        {
+            f"PythonCallbackTest::test_exception_in_callback_{kind}": _DISPATCH
+            for kind in ("pure", "io_unordered")
+        },
+    ),
+    **_jax_tests(
         "lax_control_flow_test.py",
         {f"LaxControlFlowTest::test_scan_{what}_concrete_error": _NUMBER for what in ("length", "unroll")},
     ),
@@ -390,6 +397,12 @@ def only_with_autopar(plain: dict[str, str], replaced: dict[str, str]) -> dict[s
     }
 
 
+def is_explained(test: str) -> bool:
+    """Whether it is known why a test fails under autopar alone; tests of ordered callbacks by the end of their names."""
+    of_callbacks = test.startswith("jax_tests/python_callback_test.py::")
+    return test in EXPLAINED or (of_callbacks and "_io_ordered" in test)
+
+
 def main() -> int:
     """The exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.public.suites", description=__doc__)
@@ -417,7 +430,7 @@ def main() -> int:
         passed = sum(outcome == "passed" for outcome in outcomes.values())
         counts = f"{replaced['functions']} | {replaced['calls']} | {replaced['split']} | {len(failures)}"
         print(f"| {suite.package} {version(suite.package)} | {passed} | {counts} |", flush=True)
-        unexplained |= {test: error for test, error in failures.items() if test not in EXPLAINED}
+        unexplained |= {test: error for test, error in failures.items() if not is_explained(test)}
     for test, error in unexplained.items():
         print(f"{test}: {error}")
     return 1 if unexplained else 0

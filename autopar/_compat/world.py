@@ -6,8 +6,14 @@ listen; it is called before jax has devices. Joining a world is `autopar.runtime
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
+
+#: Whether gloo carries collectives where traced programs will run; None where that is this process.
+_BY_GLOO: ContextVar[bool | None] = ContextVar("autopar_by_gloo", default=None)
 
 
 class SilenceError(Exception):
@@ -92,8 +98,25 @@ def world() -> World | None:
     return World(int(state.process_id), int(state.num_processes), state.client)
 
 
+@contextmanager
+def lowered_for(*, gloo: bool) -> Iterator[None]:
+    """Programs that are traced meanwhile run in other processes.
+
+    Args:
+        gloo: whether it carries collectives there.
+    """
+    token = _BY_GLOO.set(gloo)
+    try:
+        yield
+    finally:
+        _BY_GLOO.reset(token)
+
+
 def gloo_sends() -> bool:
-    """Whether gloo carries the collectives of this process: those of CPU devices in a world, of one process too."""
+    """Whether gloo carries the collectives of what is traced: those of CPU devices in a world, of one process too."""
+    elsewhere = _BY_GLOO.get()
+    if elsewhere is not None:
+        return elsewhere
     import jax  # here, so that the planner floors can be imported without jax
     from jax._src import distributed
 

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 from jax import export
 
+from autopar._compat.world import lowered_for
 from autopar.errors import PlanMismatchError
 from autopar.frontend import Traced
 from autopar.lower.aot.base import Target
@@ -80,6 +81,7 @@ class PipelineCompilation:
     hlo: str
 
 
+@lowered_for(gloo=False)
 def compile_stages(target: Target, lowered: LoweredPipeline, timeout_s: float = 1800.0) -> PipelineCompilation:
     """Compiles every program of a pipeline for a target.
 

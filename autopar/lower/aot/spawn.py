@@ -17,6 +17,7 @@ from jax import export
 
 from autopar._compat.devices import xla_flags
 from autopar._compat.meshes import abstract_mesh
+from autopar._compat.world import lowered_for
 from autopar.errors import AutoparError
 from autopar.frontend import Traced
 from autopar.lower.aot.base import Target
@@ -55,6 +56,7 @@ class CompileJob:
     code: bytes
 
 
+@lowered_for(gloo=False)
 def compile_for(target: Target, traced: Traced, plan: Plan, timeout_s: float = 1800.0) -> Compilation:
     """Compiles a plan's program for a target.
 

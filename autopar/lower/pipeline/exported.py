@@ -14,6 +14,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from autopar._compat.dtypes import jax_dtype
 from autopar._compat.meshes import abstract_mesh, partition_spec
+from autopar._compat.world import lowered_for
 from autopar.lower.hosted import placed
 from autopar.lower.pipeline.stage_program import Port, StageProgram, donated
 from autopar.schedule import Work
@@ -74,7 +75,8 @@ def export_program(
         given_up: values that nobody uses when it has run; their buffers are donated.
     """
     function, given = prepared(program, axes)
-    code = export.export(function, platforms=[platform])(*given).serialize()
+    with lowered_for(gloo=platform == "cpu"):  # workers of a stage may be several processes
+        code = export.export(function, platforms=[platform])(*given).serialize()
     return ExportedProgram(
         program.work,
         axes,

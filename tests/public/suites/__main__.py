@@ -118,10 +118,7 @@ EXPLAINED: dict[str, str] = {
     ),
     **_jax_tests(
         "python_callback_test.py",
-        {
-            f"PythonCallbackTest::test_exception_in_callback_{kind}": _DISPATCH
-            for kind in ("pure", "io_unordered")
-        },
+        {f"PythonCallbackTest::test_exception_in_callback_{kind}": _DISPATCH for kind in ("pure", "io_unordered")},
     ),
     **_jax_tests(
         "lax_control_flow_test.py",
@@ -398,7 +395,7 @@ def only_with_autopar(plain: dict[str, str], replaced: dict[str, str]) -> dict[s
 
 
 def is_explained(test: str) -> bool:
-    """Whether it is known why a test fails under autopar alone; tests of ordered callbacks by the end of their names."""
+    """Whether it is known why a test fails under autopar alone; of ordered callbacks their names tell."""
     of_callbacks = test.startswith("jax_tests/python_callback_test.py::")
     return test in EXPLAINED or (of_callbacks and "_io_ordered" in test)
 

@@ -209,14 +209,16 @@ class _Answers:
         return _with_unlimited(plan, cheapest_s) if plan.content.memory_bound and complete else plan
 
     def _with_shared_examples(self, relaxed_meshes: Sequence[RelaxedMesh], plan: Plan) -> Plan | None:
-        """The plan that shares examples over the mesh of one axis; None where a plan does not wait for long, or has it.
+        """The plan that shares examples over the mesh of one axis; None where a plan has no use of it, or has it.
 
         Sums have the latency of each collective, where gradients that are sent as one wait for one. So the mesh may be
-        left out by its bound though a step on it is the shortest.
+        left out by its bound though a step on it is the shortest. It is of use where a plan waits for long, or where
+        groups of devices compute the same in place of waiting: then it computes for twice its bound at least.
         """
         problem, stage, search = self.meshes.problem, plan.stages[0], plan.content.search
-        stall_s = stage.step_time - stage.compute_time
-        if not problem.cost_model.overlaps or stall_s <= problem.policy.overlap.stall_share * stage.step_time:
+        waits = stage.step_time - stage.compute_time > problem.policy.overlap.stall_share * stage.step_time
+        repeats = search.lower_bound is not None and stage.compute_time >= 2 * search.lower_bound
+        if not problem.cost_model.overlaps or not (waits or repeats):
             return None
         for relaxed in relaxed_meshes:
             program = relaxed.sharding_problem

@@ -216,9 +216,9 @@ class _Answers:
         groups of devices compute the same in place of waiting: then it computes for twice its bound at least.
         """
         problem, stage, search = self.meshes.problem, plan.stages[0], plan.content.search
-        waits = stage.step_time - stage.compute_time > problem.policy.overlap.stall_share * stage.step_time
-        repeats = search.lower_bound is not None and stage.compute_time >= 2 * search.lower_bound
-        if not problem.cost_model.overlaps or not (waits or repeats):
+        stalls = stage.step_time - stage.compute_time > problem.policy.overlap.stall_share * stage.step_time
+        is_repeated = search.lower_bound is not None and stage.compute_time >= 2 * search.lower_bound
+        if not problem.cost_model.overlaps or not (stalls or is_repeated):
             return None
         for relaxed in relaxed_meshes:
             program = relaxed.sharding_problem

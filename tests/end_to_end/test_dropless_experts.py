@@ -53,7 +53,7 @@ def test_products_are_split_over_experts_and_over_tokens(tokens: int, experts: i
         )
         got = run(*args)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-10, 1e-12), got, jax.jit(step)(*args))
-    products = [o for o in run.plan(*args).content.operators if "ragged_dot" in o.id]
+        products = [o for o in run.plan(*args).content.operators if "ragged_dot" in o.id]
     assert len(products) >= 5
     layouts = [text for o in products for text in (*o.operands, *o.results)]
     assert all(

@@ -17,6 +17,7 @@ from msgspec import structs
 from autopar.errors import InfeasiblePlanError, MicrobatchError
 from autopar.ir import Graph
 from autopar.ir.loops import microbatch_loops
+from autopar.microbatch import even_counts
 from autopar.plan import Plan, StepForm
 from autopar.plan.form import TECHNIQUES
 from autopar.plan.types import dtype_and_shape
@@ -32,15 +33,15 @@ from autopar.search.problem import Problem
 from autopar.search.registry import Strategy, names_plan
 from autopar.search.source import FormedStep, StepSource
 from autopar.search.techniques import (
-    BACKWARD_UPDATE,
-    BLOCKS,
-    HOST_UPDATE,
-    LAYERED_UPDATE,
-    MICROBATCHES,
-    PADDING,
-    SEGMENTS,
     Asked,
+    block_scores,
+    layered_updates,
     levels_of,
+    may_update_in_backward,
+    may_update_on_hosts,
+    padded_dims,
+    padding_notes,
+    segments_of,
 )
 from autopar.search.trail import Region
 from autopar.search.trials import Trials
@@ -73,8 +74,8 @@ class OneStagePlanner:
             cutoff_s: seconds of a step that the plan must stay below to be of use.
         """
         roomy = replace(problem, subproblem=replace(problem.subproblem, ample_memory=True))
-        job, asked = problem.job, self._asked(problem, step, counts)
-        blocks = next(iter(BLOCKS.options(asked)), 0)
+        job, asked = problem.job, self._asked(problem, step)
+        blocks = block_scores(problem)
         first = first_configuration(counts or [1], job.remat)
         if blocks and problem.request.attention == "blocks":
             first = structs.replace(first, block_scores=blocks)
@@ -103,12 +104,12 @@ class OneStagePlanner:
             InfeasiblePlanError: nothing fits the memory.
             MicrobatchError: the step cannot be cut into the number of microbatches that was asked for.
         """
-        job, asked = problem.job, self._asked(problem, step, counts)
-        possible = MICROBATCHES.options(asked) or (1,) if counts is None else counts
+        job, asked = problem.job, self._asked(problem, step)
+        possible = even_counts(problem.graph) if counts is None else counts
         may_fit: Callable[[Sequence[int]], Sequence[int]] = partial(counts_that_may_fit, problem, step)
         if cutoff_s < math.inf and job.offload == "none" and not is_tiny(problem) and len(possible) > 2:
             possible, may_fit = may_fit(possible), tuple
-        blocks = next(iter(BLOCKS.options(asked)), 0)
+        blocks = block_scores(problem)
         attempt = self._attempt(problem, step)
         trials = Trials(attempt)
         relaxations = Trials(self._attempt(with_relaxation_only(problem), step)) if self.strategy is alpa else trials
@@ -117,11 +118,11 @@ class OneStagePlanner:
             job.remat,
             offload=job.offload != "none",
             demanded=job.offload == "layers",
-            layered_updates=LAYERED_UPDATE.options(asked) or (False,),
-            host_update=bool(HOST_UPDATE.options(asked)),
-            backward_update=lambda: bool(BACKWARD_UPDATE.options(asked)),
+            layered_updates=layered_updates(asked),
+            host_update=may_update_on_hosts(asked),
+            backward_update=partial(may_update_in_backward, asked),
             may_fit=may_fit,
-            segments=partial(SEGMENTS.options, asked),
+            segments=partial(segments_of, asked),
             segment_cost=problem.policy.stages.segment_cost,
         )
         plain: Plan | Bounded | None = None
@@ -150,11 +151,10 @@ class OneStagePlanner:
             plan = _noted(plan, step.update_in_backward()[1])
         return self._bounded(problem, counts, plan)
 
-    def _asked(self, problem: Problem, step: StepSource, counts: Sequence[int] | None) -> Asked:
+    def _asked(self, problem: Problem, step: StepSource) -> Asked:
         """Question to techniques about a step; arguments as of `best`."""
-        job = replace(problem.job, num_microbatches=counts[0] if counts else None)
         return Asked(
-            replace(problem, job=job),
+            problem,
             named=names_plan(self.strategy),
             updates_by_layer=step.may_update_by_layer,
             updates_in_backward=lambda: step.update_in_backward()[0],
@@ -181,7 +181,7 @@ class OneStagePlanner:
 
             def in_form(plan: Plan) -> Plan:
                 there = any(o.on_host for o in plan.content.operators)
-                notes = (*PADDING.notes(problem.graph, form.padded), *_meetings(formed.graph))
+                notes = (*padding_notes(problem.graph, form.padded), *_meetings(formed.graph))
                 content = plan.content.in_form(structs.replace(formed.form, host_update=there), notes)
                 return replace(plan, content=content)
 
@@ -213,7 +213,7 @@ class OneStagePlanner:
 
 def _padded(attempt: Callable[[StepForm, float, bool], Plan | Bounded], plan: Plan, asked: Asked) -> Plan:
     """A plan with padding where that is faster; arguments as of `with_padding`."""
-    return with_padding(Trials(attempt), plan, PADDING.options(replace(asked, planned=plan.stages[0])))
+    return with_padding(Trials(attempt), plan, padded_dims(replace(asked, planned=plan.stages[0])))
 
 
 def _noted(plan: Plan, note: str) -> Plan:

@@ -1,19 +1,15 @@
-"""Techniques as the planner sees them: which a step or a stage may take, with which values, and the notes on them.
+"""Techniques as the planner sees them: with which values a step, or a stage of one, may take each.
 
-`TECHNIQUES` lists them in the order in which lowering applies them (`autopar.lower.techniques`); `PlannedTechnique` is
-their interface, one class for each. State that devices update, and what enters segments, has its place chosen with the
-sharding: see `autopar.search.intra.host`.
+A function for each technique of `autopar.plan.form` answers an `Asked`. State that devices update, and what enters
+segments, has its place chosen with the sharding: see `autopar.search.intra.host`.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from types import MappingProxyType
-from typing import Any, Final, Protocol
 
 from autopar.cost.compute import operator_bytes, operator_flops
 from autopar.ir import Graph
@@ -21,9 +17,7 @@ from autopar.ir.blockwise import find
 from autopar.ir.layer_loops import segment_lengths
 from autopar.ir.loops import runs_inside
 from autopar.ir.phases import is_stage_loop
-from autopar.microbatch import batch_size
 from autopar.plan import Plan, Stage
-from autopar.plan.content import blocks_note
 from autopar.recompute import LEVELS, Level
 from autopar.schedule.offload import IN_TRANSFER
 from autopar.search.problem import Problem
@@ -60,51 +54,6 @@ class Asked:
         return any(map(is_stage_loop, self.problem.graph.operators))
 
 
-class PlannedTechnique(Protocol):
-    """A technique that changes the step before it is sharded, as recomputation: when to try it, and notes on it."""
-
-    @property
-    def field(self) -> str:
-        """The field of `StepForm` that has its value."""
-
-    def obstacle(self, asked: Asked) -> str:
-        """Reason for which the technique is not tried; "" where `options` has values."""
-
-    def options(self, asked: Asked) -> tuple[Any, ...]:
-        """Values of the field that are worth a try, the best first; empty where there is an obstacle."""
-
-    def notes(self, graph: Graph, value: Any) -> tuple[str, ...]:
-        """Sentences for the notes of a plan that uses the technique.
-
-        Args:
-            graph: the step without the technique.
-            value: of the technique's field in `StepForm`, as the level of recomputation.
-        """
-
-
-@dataclass(frozen=True)
-class Switch(ABC):
-    """A technique that is on or off, and of which the notes of a plan say nothing.
-
-    Args:
-        field: name of the field of `StepForm` that turns it on.
-    """
-
-    field: str
-
-    @abstractmethod
-    def obstacle(self, asked: Asked) -> str:
-        """Reason for which the technique is not tried; "" where `options` has values."""
-
-    def options(self, asked: Asked) -> tuple[bool, ...]:
-        """Values of the technique's field that are worth a try, the best first; empty where there is an obstacle."""
-        return () if self.obstacle(asked) else (True,)
-
-    def notes(self, graph: Graph, value: bool) -> tuple[str, ...]:
-        """Sentences for the notes of a plan that uses the technique with this value of its field."""
-        return ()
-
-
 def body_of(graph: Graph) -> Graph:
     """Graph of one microbatch of a stage of a pipeline; other graphs themselves."""
     return next((op.region("body") for op in graph.operators if is_stage_loop(op)), graph)
@@ -116,31 +65,6 @@ def block_scores(problem: Problem) -> int:
         return 0
     least = 1 if problem.request.attention == "blocks" else problem.policy.attention.least_scores
     return least if _has_cores(problem.graph, least) else 0
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """Attention in blocks; a value is the number of scores of one head from which on."""
-
-    field: str = "block_scores"
-
-    def obstacle(self, asked: Asked) -> str:
-        """Reason for which the technique is not tried; "" where `options` has values."""
-        if asked.problem.request.attention == "plain":
-            return "attention='plain' takes it as it is written"
-        return "" if block_scores(asked.problem) else "no attention has as many scores"
-
-    def options(self, asked: Asked) -> tuple[int, ...]:
-        """Values of the technique's field that are worth a try, the best first; empty where there is an obstacle."""
-        scores = block_scores(asked.problem)
-        return (scores,) if scores else ()
-
-    def notes(self, graph: Graph, value: int) -> tuple[str, ...]:
-        """Sentences for the notes of a plan that uses the technique with this value of its field."""
-        return blocks_note(value)
-
-
-BLOCKS = Blocks()
 
 
 def stage_block_scores(problem: Problem, one_stage: Plan | None) -> int:
@@ -164,154 +88,58 @@ def _has_cores(graph: Graph, least: int) -> bool:
     return bool(find(graph, least)) or any(_has_cores(body, least) for body in bodies)
 
 
-@dataclass(frozen=True)
-class BackwardUpdate(Switch):
-    """Updates inside of the backward loop over layers. Gradients that are kept are the step's to tell: `StepSource`."""
+def may_update_in_backward(asked: Asked) -> bool:
+    """Whether updates may run inside of the backward loop over layers.
 
-    field: str = "backward_update"
-
-    def obstacle(self, asked: Asked) -> str:
-        """Reason for which the technique is not tried; "" where `options` has values."""
-        job = asked.problem.job
-        if job.offload != "none":
-            return f"offload={job.offload!r} updates layers in loops of their own"
-        if asked.problem.request.token_slices is not None:
-            return "slices of tokens add gradients up"
-        if asked.is_stage and (job.num_microbatches or 1) > 1:
-            return "microbatches add gradients up"
-        return "" if asked.updates_in_backward() else "no backward loop makes gradients that their update alone reads"
+    Gradients that are kept are the step's to tell: `StepSource`. Microbatches of a stage and slices of tokens add
+    gradients up, and what lies on hosts is updated in loops of its own.
+    """
+    request, job = asked.problem.request, asked.problem.job
+    adds_up = request.token_slices is not None or (asked.is_stage and (job.num_microbatches or 1) > 1)
+    return job.offload == "none" and not adds_up and asked.updates_in_backward()
 
 
-@dataclass(frozen=True)
-class LayeredUpdate(Switch):
-    """Updates of layers one at a time, in a loop of their own, so that their state may lie on hosts."""
+def layered_updates(asked: Asked) -> tuple[bool, ...]:
+    """Whether layers are updated one at a time, in a loop of their own, so that their state may lie on hosts.
 
-    field: str = "layered_update"
-
-    def obstacle(self, asked: Asked) -> str:
-        """Reason for which the technique is not tried; "" where `options` has values."""
-        if asked.problem.job.offload == "none":
-            return "offload='none' keeps state on devices"
-        return "" if asked.updates_by_layer() else "no update treats stacked layers one by one"
-
-    def options(self, asked: Asked) -> tuple[bool, ...]:
-        """Values to try, the best first. Where whole layers have to be in host memory the technique is not left out."""
-        if self.obstacle(asked):
-            return ()
-        return (True,) if asked.problem.job.offload == "layers" else (False, True)
+    Values to try, the best first. Where whole layers have to be in host memory the technique is not left out.
+    """
+    if asked.problem.job.offload == "none" or not asked.updates_by_layer():
+        return (False,)
+    return (True,) if asked.problem.job.offload == "layers" else (False, True)
 
 
-BACKWARD_UPDATE, LAYERED_UPDATE = BackwardUpdate(), LayeredUpdate()
+def may_update_on_hosts(asked: Asked) -> bool:
+    """Whether hosts may update state that only the update reads: nobody names the plan or says where state lies."""
+    return not asked.named and asked.problem.job.offload == "auto" and _has_host_links(asked)
 
 
-@dataclass(frozen=True)
-class HostUpdate(Switch):
-    """Updates by hosts, of state that only the update reads."""
-
-    field: str = "host_update"
-
-    def obstacle(self, asked: Asked) -> str:
-        """Reason for which the technique is not tried; "" where `options` has values."""
-        if asked.named:
-            return "a strategy names the plan"
-        offload = asked.problem.job.offload
-        return _without_hosts(asked) if offload == "auto" else f"offload={offload!r} says where state lies"
+def may_hold_activations_on_hosts(asked: Asked) -> bool:
+    """Whether activations of microbatches may wait in host memory: so many are in flight that it helps."""
+    in_flight = asked.in_flight - 1 > IN_TRANSFER  # no more than these move between devices and hosts
+    return asked.problem.job.offload != "none" and in_flight and _has_host_links(asked)
 
 
-@dataclass(frozen=True)
-class ActivationsOnHost(Switch):
-    """Activations of microbatches in flight in host memory, in stages where so many are in flight that it helps."""
-
-    field: str = "activations_offloaded"
-
-    def obstacle(self, asked: Asked) -> str:
-        """Reason for which the technique is not tried; "" where `options` has values."""
-        if asked.problem.job.offload == "none":
-            return "offload='none' keeps activations on devices"
-        if asked.in_flight - 1 <= IN_TRANSFER:
-            return "no more microbatches are in flight than move between devices and hosts"
-        return _without_hosts(asked)
+def _has_host_links(asked: Asked) -> bool:
+    return all(g.host_bandwidth is not None for g in asked.problem.cluster.groups)
 
 
-HOST_UPDATE, ACTIVATIONS_ON_HOST = HostUpdate(), ActivationsOnHost()
-
-
-def _without_hosts(asked: Asked) -> str:
-    groups = asked.problem.cluster.groups
-    return "the cluster gives no host_bandwidth" if any(g.host_bandwidth is None for g in groups) else ""
-
-
-@dataclass(frozen=True)
-class Microbatches:
-    """Microbatches; a value is their number. Those of a stage are the schedule's: one number, which is given."""
-
-    field: str = "microbatches"
-
-    def obstacle(self, asked: Asked) -> str:
-        """Reason for which the technique is not tried; "" where `options` has values."""
-        if asked.problem.job.num_microbatches == 1:
-            return "num_microbatches=1"
-        return "" if self.options(asked) else "there is no batch of several examples"
-
-    def options(self, asked: Asked) -> tuple[int, ...]:
-        """Values to try, the best first. One is among them where none is asked for."""
-        count = asked.problem.job.num_microbatches
-        if count is not None:
-            return () if count == 1 else (count,)
-        size = batch_size(asked.problem.graph) or 1
-        return () if size == 1 else tuple(2**k for k in range(size.bit_length()))
-
-    def notes(self, graph: Graph, value: int) -> tuple[str, ...]:
-        """Sentences for the notes of a plan that uses the technique with this value of its field."""
-        return ()
-
-
-MICROBATCHES = Microbatches()
-
-
-@dataclass(frozen=True)
-class PaddingOfDims:
-    """Padding; a value has one dim of each part of a class that is padded.
+def padded_dims(asked: Asked) -> tuple[tuple[PaddedDim, ...], ...]:
+    """Ways to pad, the best first; each has one dim of each part of a class that is padded.
 
     What lies on hosts has none, nor have layers that are updated one at a time, nor has the batch where microbatches
     of one stage split it: its padding would mix them. Microbatches of a stage of a pipeline are padded each by itself.
+    Slices of tokens take dims as they are.
     """
-
-    field: str = "padded"
-
-    def obstacle(self, asked: Asked) -> str:
-        """Reason for which the technique is not tried; "" where `options` has values."""
-        return _padding_ruled_out(asked) or (
-            "" if self.options(asked) else "the devices divide all dims that are worth it"
-        )
-
-    def options(self, asked: Asked) -> tuple[tuple[PaddedDim, ...], ...]:
-        """Values of the technique's field that are worth a try, the best first; empty where there is an obstacle."""
-        if _padding_ruled_out(asked):
-            return ()
-        problem, classes = asked.problem, paddings(asked.problem)
-        mixes = not asked.is_stage and asked.planned is not None and asked.planned.form.microbatches > 1
-        return tuple(dims for dims in classes if not (mixes and _pads_batch(problem.graph, dims)))
-
-    def notes(self, graph: Graph, value: tuple[PaddedDim, ...]) -> tuple[str, ...]:
-        """Sentences for the notes of a plan that uses the technique with this value of its field."""
-        return padding_notes(graph, value)
-
-
-PADDING = PaddingOfDims()
-
-
-def _padding_ruled_out(asked: Asked) -> str:
-    request, stage = asked.problem.request, asked.planned
-    if not request.padding or asked.problem.cluster.num_devices == 1:
-        return "one device divides all dims" if request.padding else "padding=False"
-    if request.token_slices is not None:
-        return "slices of tokens take dims as they are"
-    if asked.problem.job.offload in ("layers", "update") or (stage is not None and stage.host_bytes):
-        return "what lies on hosts has no padding"
-    if stage is not None and (stage.form.layered_update or stage.form.backward_update):
-        return "layers are updated one at a time"
-    return ""
+    problem, stage = asked.problem, asked.planned
+    request, offload = problem.request, problem.job.offload
+    if not request.padding or problem.cluster.num_devices == 1 or request.token_slices is not None:
+        return ()
+    on_hosts = offload in ("layers", "update") or (stage is not None and stage.host_bytes)
+    if on_hosts or (stage is not None and (stage.form.layered_update or stage.form.backward_update)):
+        return ()
+    mixes = not asked.is_stage and stage is not None and stage.form.microbatches > 1
+    return tuple(dims for dims in paddings(problem) if not (mixes and _pads_batch(problem.graph, dims)))
 
 
 def _pads_batch(graph: Graph, dims: Sequence[PaddedDim]) -> bool:
@@ -380,29 +208,6 @@ def _shares(problem: Problem, padded_classes: Sequence[PaddedDims]) -> dict[Padd
     return shares
 
 
-@dataclass(frozen=True)
-class Recomputation:
-    """Recomputation in the backward pass; a value is the level of what is held."""
-
-    field: str = "remat"
-
-    def obstacle(self, asked: Asked) -> str:
-        """Reason for which the technique is not tried; "" where `options` has values."""
-        return "" if self.options(asked) else "remat='none' holds all that the backward pass reads"
-
-    def options(self, asked: Asked) -> tuple[Level, ...]:
-        """Levels of recomputation to try, that which keeps the most activations first."""
-        levels = levels_of(asked.problem.job.remat)
-        return () if levels == ("none",) else levels
-
-    def notes(self, graph: Graph, value: Level) -> tuple[str, ...]:
-        """Sentences for the notes of a plan that uses the technique with this value of its field."""
-        return ()
-
-
-RECOMPUTATION = Recomputation()
-
-
 def levels_of(remat: str) -> tuple[Level, ...]:
     """Levels of recomputation to try, that which keeps the most activations first.
 
@@ -412,56 +217,14 @@ def levels_of(remat: str) -> tuple[Level, ...]:
     return LEVELS if remat == "auto" else tuple(level for level in LEVELS if level == remat)
 
 
-@dataclass(frozen=True)
-class Segments:
-    """Segments of layers; a value is a number of layers.
+def segments_of(asked: Asked) -> tuple[int, ...]:
+    """Numbers of layers a segment that are worth a try, the best first.
 
-    With host memory, what enters segments may lie there too: the backward pass of one stage fetches it
-    one segment ahead, that of a stage of a pipeline one microbatch ahead.
+    Nobody names what is recomputed, or moves whole layers. With host memory, what enters segments may lie there too:
+    the backward pass of one stage fetches it one segment ahead, that of a stage of a pipeline one microbatch ahead.
     """
-
-    field: str = "segment_layers"
-
-    def obstacle(self, asked: Asked) -> str:
-        """Reason for which the technique is not tried; "" where `options` has values."""
-        if (reason := _segments_ruled_out(asked)) or segment_lengths(body_of(asked.problem.graph)):
-            return reason
-        return "no pair of loops over layers keeps less in segments"
-
-    def options(self, asked: Asked) -> tuple[int, ...]:
-        """Values of the technique's field that are worth a try, the best first; empty where there is an obstacle."""
-        return () if _segments_ruled_out(asked) else segment_lengths(body_of(asked.problem.graph))
-
-    def notes(self, graph: Graph, value: int) -> tuple[str, ...]:
-        """Sentences for the notes of a plan that uses the technique with this value of its field."""
-        return ()
-
-
-def _segments_ruled_out(asked: Asked) -> str:
     job = asked.problem.job
-    if asked.named:
-        return "a strategy names what is recomputed"
-    if job.offload not in ("none", "auto"):
-        return f"offload={job.offload!r} moves whole layers"
-    # Of stages the name of a level may be a strategy's.
-    if job.remat not in (("auto",) if asked.is_stage else ("auto", "full")):
-        return f"remat={job.remat!r} names what is recomputed"
-    return ""
-
-
-SEGMENTS = Segments()
-
-
-_IN_ORDER: tuple[PlannedTechnique, ...] = (
-    PADDING,
-    RECOMPUTATION,
-    BACKWARD_UPDATE,
-    SEGMENTS,
-    LAYERED_UPDATE,
-    MICROBATCHES,
-    BLOCKS,
-    HOST_UPDATE,
-    ACTIVATIONS_ON_HOST,
-)
-#: By field of `StepForm`, in the order in which they are applied; those of hosts change no graph.
-TECHNIQUES: Final = MappingProxyType({t.field: t for t in _IN_ORDER})
+    levels = ("auto",) if asked.is_stage else ("auto", "full")  # of stages the name of a level may be a strategy's
+    if asked.named or job.offload not in ("none", "auto") or job.remat not in levels:
+        return ()
+    return segment_lengths(body_of(asked.problem.graph))

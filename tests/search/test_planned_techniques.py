@@ -1,7 +1,8 @@
-"""The contract of techniques on the planner's side: what is offered composes, what is not has a reason."""
+"""The contract of techniques on the planner's side: what is offered changes the step, and options rule it out."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -12,13 +13,24 @@ from autopar.errors import InfeasiblePlanError
 from autopar.frontend import Traced
 from autopar.lower.techniques import FIRST
 from autopar.lower.techniques import TECHNIQUES as LOWERED
+from autopar.microbatch import even_counts
 from autopar.plan import StepForm
 from autopar.plan.form import TECHNIQUES as NAMED
 from autopar.search import Problem
 from autopar.search.alpa import alpa
 from autopar.search.job import Job, Request
 from autopar.search.one_stage import problem_in_form
-from autopar.search.techniques import TECHNIQUES, Asked
+from autopar.search.techniques import (
+    Asked,
+    block_scores,
+    layered_updates,
+    levels_of,
+    may_hold_activations_on_hosts,
+    may_update_in_backward,
+    may_update_on_hosts,
+    padded_dims,
+    segments_of,
+)
 from autopar.sharding.padding import candidates
 from examples import gpt
 from tests.end_to_end.test_checkpoints_on_host import cluster as with_hosts
@@ -28,6 +40,18 @@ from tests.end_to_end.test_update_in_backward import adam
 from tests.lower.test_techniques import ALONE, made
 from tests.microbatch.running import traced
 
+#: By field of `StepForm` the values that are worth a try.
+OFFERED: dict[str, Callable[[Asked], Sequence[Any]]] = {
+    "padded": padded_dims,
+    "remat": lambda asked: levels_of(asked.problem.job.remat),
+    "backward_update": lambda asked: [may_update_in_backward(asked)],
+    "segment_layers": segments_of,
+    "layered_update": layered_updates,
+    "microbatches": lambda asked: even_counts(asked.problem.graph),
+    "block_scores": lambda asked: [block_scores(asked.problem)],
+    "host_update": lambda asked: [may_update_on_hosts(asked)],
+    "activations_offloaded": lambda asked: [may_hold_activations_on_hosts(asked)],
+}
 #: By technique the options that let it be tried.
 ASKED: dict[str, dict[str, Any]] = {
     "layered_update": {"offload": "auto"},
@@ -53,26 +77,27 @@ def asked(name: str, **options: Any) -> tuple[Asked, TracedStep]:
     return Asked(problem, **answers, in_flight=8), step
 
 
-def test_order_and_names_are_those_of_lowering() -> None:
+def taken(question: Asked, field: str) -> list[Any]:
+    """Values of a technique that are offered, but for that of a step without it."""
+    return [value for value in OFFERED[field](question) if value != getattr(StepForm(), field)]
+
+
+def test_names_are_those_of_lowering() -> None:
     applied = [t.field for t in (*FIRST, *LOWERED)]
-    assert [*applied, *PLACES] == list(TECHNIQUES)
-    assert {t.field for t in NAMED} <= TECHNIQUES.keys()
+    assert {*applied, *PLACES} == OFFERED.keys()
+    assert {t.field for t in NAMED} <= OFFERED.keys()
 
 
 @pytest.mark.few(5)
-@pytest.mark.parametrize("field", list(TECHNIQUES))
+@pytest.mark.parametrize("field", list(OFFERED))
 @pytest.mark.parametrize("name", ["flat", "stacks", pytest.param("text", marks=pytest.mark.slow)])
 def test_what_is_offered_changes_the_step(x64: None, name: str, field: str) -> None:
     question, step = asked(name, **ASKED.get(field, {}))
-    technique = TECHNIQUES[field]
-    options = technique.options(question)
-    assert bool(options) != bool(technique.obstacle(question))
-    taken = [value for value in options if value != getattr(StepForm(), field)]
-    assert not taken or field not in ALONE[name]
-    for value in taken:
+    values = taken(question, field)
+    assert not values or field not in ALONE[name]
+    for value in values:
         changed = step.in_form(StepForm(**{field: value})).graph != question.problem.graph
         assert changed == (field not in PLACES)
-        assert all(isinstance(note, str) for note in technique.notes(question.problem.graph, value))
 
 
 OUT = {
@@ -81,7 +106,6 @@ OUT = {
     "segment_layers": {"remat": "selective"},
     "layered_update": {"offload": "none"},
     "block_scores": {"attention": "plain"},
-    "microbatches": {"num_microbatches": 1},
     "remat": {"remat": "none"},
     "host_update": {"offload": "none"},
     "activations_offloaded": {"offload": "none"},
@@ -129,12 +153,10 @@ def test_predicted_memory_falls(x64: None, field: str) -> None:
         devices, value = 2, tuple(d for c in candidates(found.graph, 2, 0.5) for d in c.dims(found.graph))
     plain = least_bytes(StepForm(), found, devices, options)
     assert least_bytes(StepForm(**{field: value}), found, devices, options) < 0.95 * plain
-    assert SMALLER.keys() | {"activations_offloaded"} == TECHNIQUES.keys()
+    assert SMALLER.keys() | {"activations_offloaded"} == OFFERED.keys()
 
 
-@pytest.mark.parametrize("field", list(TECHNIQUES))
+@pytest.mark.parametrize("field", list(OUT))
 def test_options_rule_techniques_out(x64: None, field: str) -> None:
     question, _ = asked("stacks", **OUT[field])
-    assert not TECHNIQUES[field].options(question)
-    ((option, value),) = OUT[field].items()
-    assert f"{option}={value!r}" in TECHNIQUES[field].obstacle(question)
+    assert not taken(question, field)

@@ -29,13 +29,14 @@ from autopar.search.pipeline.stage_problem import PlacedStage, ScheduledStages, 
 from autopar.search.problem import Problem
 from autopar.search.sure_work import SureWork, sure_works
 from autopar.search.techniques import (
-    ACTIVATIONS_ON_HOST,
-    BACKWARD_UPDATE,
-    HOST_UPDATE,
-    PADDING,
-    SEGMENTS,
     Asked,
     levels_of,
+    may_hold_activations_on_hosts,
+    may_update_in_backward,
+    may_update_on_hosts,
+    padded_dims,
+    padding_notes,
+    segments_of,
 )
 from autopar.search.trials import Trials
 from autopar.sharding.padding import PaddedDim
@@ -278,16 +279,17 @@ class _Forms:
         yield first
         if self.trials.bounded is not None:  # all others do more work
             return
-        self.updated = [structs.replace(first, backward_update=u) for u in BACKWARD_UPDATE.options(self._asked())]
+        if may_update_in_backward(self._asked()):
+            self.updated = [structs.replace(first, backward_update=True)]
         yield from self.updated
-        there = ACTIVATIONS_ON_HOST.options(self._asked())
+        there = may_hold_activations_on_hosts(self._asked())
         offloaded = [structs.replace(f, activations_offloaded=True) for f in (first, *more) if there]
         # After the host, the smallest: where it does not fit, nothing does that stays on the device.
         tried = [first, *offloaded, *filter(self._may_pay, more[-1:])]
         yield from tried[1:]
         if not self.trials.failures.keys() >= set(tried):
             yield from filter(self._may_pay, reversed(more[:-1]))
-        if HOST_UPDATE.options(self._asked()):
+        if may_update_on_hosts(self._asked()):
             yield from (structs.replace(f, host_update=True) for f in (first, *more, *offloaded))
         if not self.fitting:
             yield from (structs.replace(f, remat=level.remat) for f in self.updated for level in more)
@@ -296,10 +298,10 @@ class _Forms:
 
     def _segmented(self) -> Iterator[StepForm]:
         short = (*self.updated, self.first)[0]
-        lengths = SEGMENTS.options(self._asked())
+        lengths = segments_of(self._asked())
         segmented = [structs.replace(short, segment_layers=k) for k in lengths]
         yield from segmented
-        if ACTIVATIONS_ON_HOST.options(self._asked()):
+        if may_hold_activations_on_hosts(self._asked()):
             yield from (structs.replace(f, activations_offloaded=True) for f in segmented)
         if not self.fitting and self.more:
             yield from (structs.replace(short, remat=self.more[-1].remat, segment_layers=k) for k in lengths[:1])
@@ -334,7 +336,7 @@ class _Forms:
 def _paddings(placed: PlacedStage, planned: _PlannedForm) -> tuple[tuple[PaddedDim, ...], ...]:
     """Ways to pad a stage that is planned without padding; dims are named as without segments, which come after it."""
     graph, _ = graph_in_form(placed.pipeline, placed.stage, structs.replace(planned.form, segment_layers=0))
-    return PADDING.options(
+    return padded_dims(
         Asked(replace(placed.pipeline.problem, graph=graph, cluster=placed.part), planned.content.stages[0])
     )
 
@@ -384,7 +386,7 @@ def _at_level(
             return content
         if of_stage.graph is not within.graph:
             content = renamed_content(content, within.graph, of_stage.graph)
-        notes = PADDING.notes(graph_in_form(pipeline, stage, unpadded)[0], form.padded) if form.padded else ()
+        notes = padding_notes(graph_in_form(pipeline, stage, unpadded)[0], form.padded) if form.padded else ()
         content = content.in_form(of_stage.form, notes)
         if form.activations_offloaded:
             _check_host(content, of_stage.problem.cluster, of_stage.extra_in_flight)

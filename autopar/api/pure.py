@@ -74,9 +74,9 @@ from autopar.search.clock import Clock
 from autopar.search.compare import Budgeted
 from autopar.search.compiled_plans import Planned, build_within
 from autopar.search.counterfactuals import SearchedCounterfactuals
-from autopar.search.decision import asks_for_branches
+from autopar.search.decision import Decision, asks_for_branches
 from autopar.search.garbage import rare_collections
-from autopar.search.planner import Planner
+from autopar.search.planner import fastest, plan_on_workers, plan_step
 from autopar.sharding.factors import Dims, Rule
 from autopar.sharding.registry import rule_for
 from autopar.solver.meter import Work
@@ -249,8 +249,13 @@ class PureFunction:
         problem, step = self.searched(traced, limit_bytes)
         step.meter.add(Work.TRACED, len(traced.graph.operators))
         is_staged = problem.subproblem.on_workers or problem.names_pipeline
-        search = self._planner.on_workers if is_staged else self._planner.plan
-        plan = search(problem, step, self._counts(traced.graph))
+        decision = self._decision(problem, step, self._counts(traced.graph))
+        if is_staged:
+            plan = plan_on_workers(decision)
+        else:
+            o = self.options
+            tries_pipelines = isinstance(o.search, str | Budgeted)
+            plan = plan_step(decision, tries_pipelines=tries_pipelines, time_limit_s=o.time_limit_s)
         return step.form_of(plan), about(plan, traced)
 
     def searched(self, traced: Traced, limit_bytes: int | None) -> tuple[Problem, TracedStep]:
@@ -262,10 +267,8 @@ class PureFunction:
         without_flush, shared = updates_stagewise(o.schedule), SharedState.of_stages(o.like)
         return TracedStep(traced, donated, self._pins(traced), cluster.num_devices, split_step, without_flush, shared)
 
-    @cached_property
-    def _planner(self) -> Planner:
-        search = self.options.search
-        return Planner(self._strategy(), self._cache, isinstance(search, str | Budgeted), self.options.time_limit_s)
+    def _decision(self, problem: Problem, step: TracedStep, counts: Sequence[int] | None) -> Decision:
+        return Decision(problem, step, counts, self._strategy(), self._cache)
 
     def _whole_problem(self, traced: Traced, limit_bytes: int | None) -> Problem:
         """The problem with all that the user decided and wishes; what is None is free."""
@@ -456,14 +459,14 @@ class PureFunction:
         whole = self._whole_problem(traced, o.memory_limit_bytes)
         problem = replace(whole, cluster=cluster, cost_model=whole.cost_model.on(cluster))
         asked, side_by_side = replace(problem.job, num_stages=stages), asks_for_branches(before.schedule)
+        like, count = problem if side_by_side else replace(problem, job=asked), [before.num_microbatches]
+        decision = self._decision(like, step, count)
         try:
-            if side_by_side:
-                return self._planner.branches(problem, step, [before.num_microbatches])
-            like = replace(problem, job=asked)
-            return self._planner.pipeline(like, step, [before.num_microbatches])
+            return fastest(like, [decision.branches() if side_by_side else decision.pipelines()])
         except (InfeasiblePlanError, MicrobatchError, ScheduleError):
-            free = replace(problem.job, num_stages=stages if side_by_side else None, schedule="auto")
-            return self._planner.pipeline(replace(problem, job=free), step, None)
+            job = replace(problem.job, num_stages=stages if side_by_side else None, schedule="auto")
+            free = replace(problem, job=job)
+            return fastest(free, [self._decision(free, step, None).pipelines()])
 
     def _keep(
         self, signature: CallSignature, traced: Traced, plan: Plan, clock: Clock, local: LoadedProgram

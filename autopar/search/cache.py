@@ -137,17 +137,7 @@ class PlanCache:
         """Hash of the versions of autopar, jax and Python that plans depend on, computed once."""
         return environment_hash()
 
-    def get(self, key: str) -> PlanContent | None:
-        """The plan of `get_plan`."""
-        plan = self.get_plan(key)
-        return None if plan is None else plan.content
-
-    def get_plan(self, key: str) -> Plan | None:
-        """The plan of `get_metered`."""
-        kept = self.get_metered(key)
-        return None if kept is None else kept[0]
-
-    def get_metered(self, key: str) -> tuple[Plan, Meter, Sequence[TrailRow]] | None:
+    def get(self, key: str) -> tuple[Plan, Meter, Sequence[TrailRow]] | None:
         """The plan kept under a key, which counts as used, with what it took and its trail; None where there is none.
 
         A file that is cut short, damaged or something else is removed.
@@ -290,7 +280,7 @@ class Cached:
         clock = Clock()
         with clock.phase("cache"):
             key = key_of(problem, self.planner, self.cache.environment_hash)
-            kept = None if key is None else self.cache.get_metered(key)
+            kept = None if key is None else self.cache.get(key)
         if kept is not None:
             plan, meter, rows = kept
             problem.meter.merge(meter)

@@ -96,7 +96,7 @@ def _alternative(problem: Problem, step: StepSource, count: int, name: str) -> C
     """The plan of a strategy in so many microbatches, or why it has none."""
     try:
         problem.log(f"planning {name}")
-        plan = within_reach(OneStagePlanner(strategy_named(name)).best(problem, step, [count]))
+        plan = within_reach(OneStagePlanner(problem, step, [count], strategy_named(name)).best())
     except AutoparError as error:
         return Considered(name, None, None, f"{ALTERNATIVE}: {error.fact}")
     return Considered(name, plan.step_time, plan.peak_memory, ALTERNATIVE)

@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any, TypeAlias
 
@@ -35,7 +35,6 @@ from autopar.microbatch import even_counts
 from autopar.schedule import factory_named, get
 from autopar.schedule.branches import Branches
 from autopar.search.bound import Freedom, bound_s
-from autopar.search.cache import PlanCache
 from autopar.search.loop import Expansion, Known, OpenRegion, Relaxation
 from autopar.search.mesh_bounds import MemoryNotAmpleError
 from autopar.search.one_stage import OneStagePlanner, is_best_of_one_stage
@@ -52,9 +51,9 @@ from autopar.search.pipeline.search_space import (
 )
 from autopar.search.pipeline.whole_steps import WHOLE_STEP, EqualStages, counts_that_may_fit, equal_stages
 from autopar.search.problem import Problem
-from autopar.search.registry import Strategy, cuts_stages, names_one_stage
+from autopar.search.registry import cuts_stages, names_one_stage
 from autopar.search.several_stages import SeveralStages
-from autopar.search.source import StepSource
+from autopar.search.step_problem import StepProblem
 from autopar.search.sure_work import sure_works
 from autopar.search.techniques import block_scores, stage_block_scores
 from autopar.search.trail import Region
@@ -118,23 +117,8 @@ def asks_for_branches(schedule: Any) -> bool:
     return isinstance(schedule, Branches)
 
 
-@dataclass(frozen=True)
-class Decision:
-    """Enumerates the regions (sets of plans) of one problem, which the search plans or closes.
-
-    Args:
-        problem: the step in one microbatch, where it runs, and what is asked for; what is None is free.
-        step: the step in other forms.
-        counts: numbers of microbatches that may be taken, the first is wanted; None where all may.
-        strategy: shards one stage, or cuts the step into stages itself.
-        cache: plans that are kept; None keeps none.
-    """
-
-    problem: Problem
-    step: StepSource
-    counts: Sequence[int] | None
-    strategy: Strategy
-    cache: PlanCache | None = None
+class Decision(StepProblem):
+    """Enumerates the regions (sets of plans) of one problem, which the search plans or closes."""
 
     def regions(self, *, tries_pipelines: bool) -> tuple[OpenRegion, ...]:
         """All regions that may be planned: one stage, pipelines, branches side by side.
@@ -193,8 +177,7 @@ class Decision:
 
         def expand(known: Known) -> Expansion | Bounded:
             try:
-                planner = OneStagePlanner(self.strategy, self.cache)
-                plan = planner.ample(self.problem, self.step, self.counts, known.best_s)
+                plan = self._one.ample(known.best_s)
             except InfeasiblePlanError as error:
                 seconds = error.estimate_s if isinstance(error, MemoryNotAmpleError) else None
                 seconds = seconds or 0.0
@@ -225,8 +208,7 @@ class Decision:
         """One stage in any microbatches, with any recomputation; what a relaxation says of it."""
 
         def expand(known: Known) -> Expansion | Bounded:
-            planner = OneStagePlanner(self.strategy, self.cache)
-            plan = planner.best(self.problem, self.step, self.counts, known.best_s)
+            plan = self._one.best(known.best_s)
             return plan if isinstance(plan, Bounded) else Expansion(plan)
 
         region = Region("one stage", ((1, 1),))
@@ -375,7 +357,7 @@ class Decision:
 
         def expand(known: Known) -> Expansion | Bounded:
             problem = self._below(known, None if stages is None else (stages,), first_count)
-            plan = self._several.pipeline(problem, counts)
+            plan = self._several(problem, counts).pipeline()
             return plan if isinstance(plan, Bounded) else Expansion(plan)
 
         schedule = "" if isinstance(job.schedule, str) else job.schedule.name
@@ -386,7 +368,7 @@ class Decision:
         """Even stages, nothing of which is compared: a plan within seconds, where there is none yet."""
 
         def expand(known: Known) -> Expansion | Bounded:
-            plan = self._several.even(self._below(Known()), self.counts)
+            plan = self._several(self._below(Known()), self.counts).even()
             return plan if isinstance(plan, Bounded) else Expansion(plan)
 
         region = Region("pipeline", self._numbers(None), how="even stages")
@@ -396,7 +378,7 @@ class Decision:
         """The region of plans with independent branches side by side."""
 
         def expand(known: Known) -> Expansion | Bounded:
-            plan = self._several.branches(self._below(known), self.counts)
+            plan = self._several(self._below(known), self.counts).branches()
             return plan if isinstance(plan, Bounded) else Expansion(plan)
 
         region = Region("branches", self._numbers(self.problem.job.num_stages))
@@ -419,8 +401,11 @@ class Decision:
         return TooLarge("parameters and optimizer state, shared by all devices", missing) if missing > 0 else None
 
     @property
-    def _several(self) -> SeveralStages:
-        return SeveralStages(self.strategy, self.cache, self.step)
+    def _one(self) -> OneStagePlanner:
+        return OneStagePlanner(self.problem, self.step, self.counts, self.strategy, self.cache)
+
+    def _several(self, problem: Problem, counts: Sequence[int] | None) -> SeveralStages:
+        return SeveralStages(problem, self.step, counts, self.strategy, self.cache)
 
     def _below(self, known: Known, tried: tuple[int, ...] | None = None, first_count: int = 0) -> Problem:
         """The problem of stages that must take less than the best plan."""

@@ -25,13 +25,14 @@ from autopar.recompute import Level
 from autopar.search.alpa import alpa
 from autopar.search.anytime import Converted
 from autopar.search.bound import Freedom, bounded
-from autopar.search.cache import PlanCache, cached
+from autopar.search.cache import cached
 from autopar.search.mesh_bounds import with_relaxation_only
 from autopar.search.outcome import Bounded
 from autopar.search.pipeline.whole_steps import counts_that_may_fit
 from autopar.search.problem import Problem
-from autopar.search.registry import Strategy, names_plan
-from autopar.search.source import FormedStep, StepSource
+from autopar.search.registry import names_plan
+from autopar.search.source import FormedStep
+from autopar.search.step_problem import StepProblem
 from autopar.search.techniques import (
     Asked,
     block_scores,
@@ -48,71 +49,54 @@ from autopar.search.trials import Trials
 from autopar.sharding.padding import PaddedDim
 
 
-@dataclass(frozen=True)
-class OneStagePlanner:
-    """Plans steps as one stage.
+class OneStagePlanner(StepProblem):
+    """Plans a step as one stage."""
 
-    Args:
-        strategy: shards it.
-        cache: plans that are kept; None keeps none.
-    """
-
-    strategy: Strategy
-    cache: PlanCache | None = None
-
-    def ample(
-        self, problem: Problem, step: StepSource, counts: Sequence[int] | None, cutoff_s: float
-    ) -> Plan | Bounded:
+    def ample(self, cutoff_s: float) -> Plan | Bounded:
         """The plan of one stage in the form that is tried first, where memory is ample.
 
         `Bounded` where it does not stay below ``cutoff_s``.
 
         Args:
-            problem: the step in one microbatch, where it runs, and what is asked for; what is None is free.
-            step: the step in other forms.
-            counts: numbers of microbatches that may be taken, the first is wanted; None where all may.
             cutoff_s: seconds of a step that the plan must stay below to be of use.
         """
+        problem, counts = self.problem, self.counts
         roomy = replace(problem, subproblem=replace(problem.subproblem, ample_memory=True))
-        job, asked = problem.job, self._asked(problem, step)
+        job, asked = problem.job, self._asked
         blocks = block_scores(problem)
         first = first_configuration(counts or [1], job.remat)
         if blocks and problem.request.attention == "blocks":
             first = structs.replace(first, block_scores=blocks)
-        plan = self._attempt(roomy, step)(first, cutoff_s, False)
+        plan = self._attempt(roomy)(first, cutoff_s, False)
         if isinstance(plan, Bounded):
             return plan
         if is_best_of_one_stage(problem, plan):
-            attempt = self._attempt(problem, step)
+            attempt = self._attempt(problem)
             if blocks and not first.block_scores:
                 plan = in_blocks(Trials(attempt), StageForms([first.microbatches], job.remat), blocks, plan) or plan
             plan = _padded(attempt, plan, asked)
-        return self._bounded(problem, counts, plan)
+        return self._bounded(plan)
 
-    def best(
-        self, problem: Problem, step: StepSource, counts: Sequence[int] | None, cutoff_s: float = math.inf
-    ) -> Plan | Bounded:
+    def best(self, cutoff_s: float = math.inf) -> Plan | Bounded:
         """The best plan; `Bounded` where none is found to stay below ``cutoff_s``.
 
         Args:
-            problem: the step in one microbatch, where it runs, and what is asked for; what is None is free.
-            step: the step in other forms.
-            counts: numbers of microbatches that may be taken, the first is wanted; None where all may.
             cutoff_s: seconds of a step that the plan must stay below to be of use.
 
         Raises:
             InfeasiblePlanError: nothing fits the memory.
             MicrobatchError: the step cannot be cut into the number of microbatches that was asked for.
         """
-        job, asked = problem.job, self._asked(problem, step)
+        problem, step, counts = self.problem, self.step, self.counts
+        job, asked = problem.job, self._asked
         possible = even_counts(problem.graph) if counts is None else counts
         may_fit: Callable[[Sequence[int]], Sequence[int]] = partial(counts_that_may_fit, problem, step)
         if cutoff_s < math.inf and job.offload == "none" and not is_tiny(problem) and len(possible) > 2:
             possible, may_fit = may_fit(possible), tuple
         blocks = block_scores(problem)
-        attempt = self._attempt(problem, step)
+        attempt = self._attempt(problem)
         trials = Trials(attempt)
-        relaxations = Trials(self._attempt(with_relaxation_only(problem), step)) if self.strategy is alpa else trials
+        relaxations = Trials(self._attempt(with_relaxation_only(problem))) if self.strategy is alpa else trials
         forms = StageForms(
             possible,
             job.remat,
@@ -149,18 +133,19 @@ class OneStagePlanner:
         plan = _padded(attempt, plan, asked)
         if plan.content.memory_bound and job.offload == "none" and possible[0] == 1:
             plan = _noted(plan, step.update_in_backward()[1])
-        return self._bounded(problem, counts, plan)
+        return self._bounded(plan)
 
-    def _asked(self, problem: Problem, step: StepSource) -> Asked:
-        """Question to techniques about a step; arguments as of `best`."""
+    @property
+    def _asked(self) -> Asked:
+        """Question to techniques about the step."""
         return Asked(
-            problem,
+            self.problem,
             named=names_plan(self.strategy),
-            updates_by_layer=step.may_update_by_layer,
-            updates_in_backward=lambda: step.update_in_backward()[0],
+            updates_by_layer=self.step.may_update_by_layer,
+            updates_in_backward=lambda: self.step.update_in_backward()[0],
         )
 
-    def _attempt(self, problem: Problem, step: StepSource) -> Callable[[StepForm, float, bool], Plan | Bounded]:
+    def _attempt(self, problem: Problem) -> Callable[[StepForm, float, bool], Plan | Bounded]:
         """A function that plans one stage in a configuration; see `Trials`."""
 
         freedom = Freedom.of(problem)
@@ -175,7 +160,7 @@ class OneStagePlanner:
             return problem.trail.tried(region, problem.meter, limit, lambda: planned(form, cutoff_s, explain))
 
         def planned(form: StepForm, cutoff_s: float, explain: bool) -> Plan | Bounded:
-            formed = step.in_form(form)
+            formed = self.step.in_form(form)
             reporting = replace(problem.reporting, explains_infeasible=explain)
             stage = problem_in_form(replace(problem, reporting=reporting), formed, cutoff_s)
 
@@ -196,15 +181,15 @@ class OneStagePlanner:
 
         return attempt
 
-    def _bounded(self, problem: Problem, counts: Sequence[int] | None, plan: Plan) -> Plan:
+    def _bounded(self, plan: Plan) -> Plan:
         """A plan of one stage with a bound over all that was free.
 
         Where memory binds readers may share a conversion that the integer program counts for each of them: what it
         proves is no bound of other shardings then.
         """
-        job = problem.job
-        free = job.num_stages is None or counts is None or job.remat == "auto" or plan.content.memory_bound
-        return bounded(plan, problem, Freedom.of(problem)) if free else plan
+        job = self.problem.job
+        free = job.num_stages is None or self.counts is None or job.remat == "auto" or plan.content.memory_bound
+        return bounded(plan, self.problem, Freedom.of(self.problem)) if free else plan
 
     def _shard(self, problem: Problem) -> Plan | Bounded:
         problem.log(f"planning {len(problem.graph.operators)} operators for {problem.cluster}")

@@ -1,4 +1,4 @@
-"""`Planner`: the whole decision, from a step and a cluster to one plan.
+"""`plan_step`: the whole decision, from a step and a cluster to one plan.
 
 `autopar.search.decision` says which regions there are, and `autopar.search.loop` closes them, best first, until none is
 left that may have a faster plan. `with_executions` prices both ways in which several processes carry a pipeline out,
@@ -8,8 +8,7 @@ each node has its own processes there. `parallelize(pipeline="auto")` follows it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import msgspec
 
@@ -22,7 +21,6 @@ from autopar.schedule.memory import held_bytes
 from autopar.schedule.rounds import RoundParts, permutes_of, rounds_of
 from autopar.schedule.without_flush.schedules import flushes, updates_stagewise
 from autopar.search.anytime import Incumbent, SearchEndedError
-from autopar.search.cache import PlanCache
 from autopar.search.clock import Clock, units
 from autopar.search.decision import Decision
 from autopar.search.loop import Regions, explored
@@ -30,8 +28,6 @@ from autopar.search.outcome import LeftOut
 from autopar.search.pipeline.search_space import is_large
 from autopar.search.policy import SchedulePolicy
 from autopar.search.problem import Problem
-from autopar.search.registry import Strategy
-from autopar.search.source import StepSource
 from autopar.search.trail import Region, Trail
 from autopar.simulate.durations import Durations
 from autopar.simulate.plans import parts_of, program_of
@@ -41,111 +37,64 @@ from autopar.solver.meter import Meter
 OTHER_ATTEMPTS = "other attempts"
 
 
-@dataclass(frozen=True)
-class Planner:
-    """Plans steps.
+def plan_step(decision: Decision, *, tries_pipelines: bool = True, time_limit_s: float | None = None) -> Plan:
+    """The fastest plan of a step.
+
+    A search that its time limit or Ctrl-C ends returns the best plan known, with a note; it ends only then.
 
     Args:
-        strategy: shards one stage, or cuts the step into stages itself.
-        cache: plans that are kept; None keeps none.
+        decision: what is free of the plan.
         tries_pipelines: whether stages are cut where their number is free and the strategy does not cut them itself.
         time_limit_s: seconds of searching after which the best plan known is the answer; None waits.
+
+    Raises:
+        InfeasiblePlanError: nothing fits the memory; the error is that of one stage where one was tried.
+        MicrobatchError: the step cannot be cut into the number of microbatches that was asked for.
     """
+    problem = decision.problem
+    incumbent, meter, trail = Incumbent.within(time_limit_s, problem.policy.effort.budget), Meter(), Trail()
+    try:
+        reporting = problem.reporting
+        if reporting.log is not None:
+            reporting = replace(reporting, log=incumbent.telling(reporting.log))
+        watched = replace(problem, anytime=incumbent, reporting=reporting, meter=meter, trail=trail)
+        regions = replace(decision, problem=watched).regions(tries_pipelines=tries_pipelines)
+        best = incumbent.fastest(_timed(watched, regions), problem.policy.effort.least_gain)
+    except (SearchEndedError, KeyboardInterrupt) as ended:
+        known = incumbent.cut_short(ended.cause if isinstance(ended, SearchEndedError) else "Ctrl-C")
+        if known is None:
+            raise
+        best = known
+    return replace(_searched(best, decision, meter, trail), incumbents=tuple(incumbent.history))
 
-    strategy: Strategy
-    cache: PlanCache | None = None
-    tries_pipelines: bool = True
-    time_limit_s: float | None = None
 
-    def plan(self, problem: Problem, step: StepSource, counts: Sequence[int] | None) -> Plan:
-        """The fastest plan.
-
-        Args:
-            problem: the step in one microbatch, where it runs, and what is asked for; what is None is free.
-            step: the step in other forms.
-            counts: numbers of microbatches that may be taken, the first is wanted; None where all may.
-
-        A search that its time limit or Ctrl-C ends returns the best plan known, with a note; it ends only then.
-
-        Raises:
-            InfeasiblePlanError: nothing fits the memory; the error is that of one stage where one was tried.
-            MicrobatchError: the step cannot be cut into the number of microbatches that was asked for.
-        """
-        incumbent, meter, trail = Incumbent.within(self.time_limit_s, problem.policy.effort.budget), Meter(), Trail()
-        try:
-            reporting = problem.reporting
-            if reporting.log is not None:
-                reporting = replace(reporting, log=incumbent.telling(reporting.log))
-            watched = replace(problem, anytime=incumbent, reporting=reporting, meter=meter, trail=trail)
-            regions = self._decision(watched, step, counts).regions(tries_pipelines=self.tries_pipelines)
-            plan = _timed(watched, regions)
-            plan = incumbent.fastest(plan, problem.policy.effort.least_gain)
-        except (SearchEndedError, KeyboardInterrupt) as ended:
-            best = incumbent.cut_short(ended.cause if isinstance(ended, SearchEndedError) else "Ctrl-C")
-            if best is None:
-                raise
-            plan = best
-        return replace(_searched(plan, problem, step, meter, trail), incumbents=tuple(incumbent.history))
-
-    def on_workers(self, problem: Problem, step: StepSource, counts: Sequence[int] | None) -> Plan:
-        """The fastest plan whose stages run on workers, each in a process of its own.
-
-        Args:
-            problem: the step in one microbatch, where it runs, and what is asked for; what is None is free.
-            step: the step in other forms.
-            counts: numbers of microbatches that may be taken, the first is wanted; None where all may.
-
-        Raises:
-            InfeasiblePlanError: nothing fits the memory.
-            MicrobatchError: the step cannot be cut into the number of microbatches that was asked for.
-        """
-        meter, trail = Meter(), Trail()
-        counted = replace(problem, meter=meter, trail=trail)
-        plan = _timed(counted, self._decision(counted, step, counts).on_workers())
-        return _searched(plan, problem, step, meter, trail)
-
-    def pipeline(self, problem: Problem, step: StepSource, counts: Sequence[int] | None) -> Plan:
-        """The fastest plan with several stages.
-
-        Args:
-            problem: the step in one microbatch, where it runs, and what is asked for; what is None is free.
-            step: the step in other forms.
-            counts: numbers of microbatches that may be taken, the first is wanted; None where all may.
-
-        Raises:
-            InfeasiblePlanError: nothing fits the memory.
-            MicrobatchError: the step cannot be cut into the number of microbatches that was asked for.
-        """
-        return _fastest(problem, [self._decision(problem, step, counts).pipelines()])
-
-    def branches(self, problem: Problem, step: StepSource, counts: Sequence[int] | None) -> Plan:
-        """The fastest plan with independent branches of the step side by side, each on a part of the devices.
-
-        Args:
-            problem: the step in one microbatch, where it runs, and what is asked for; what is None is free.
-            step: the step in other forms.
-            counts: numbers of microbatches that may be taken, the first is wanted; None where all may.
-
-        Raises:
-            InfeasiblePlanError: nothing fits the memory.
-            MicrobatchError: the step cannot be cut into the number of microbatches that was asked for.
-        """
-        return _fastest(problem, [self._decision(problem, step, counts).branches()])
-
-    def _decision(self, problem: Problem, step: StepSource, counts: Sequence[int] | None) -> Decision:
-        return Decision(problem, step, counts, self.strategy, self.cache)
+def plan_on_workers(decision: Decision) -> Plan:
+    """The fastest plan whose stages run on workers, each in a process of its own; errors as of `plan_step`."""
+    meter, trail = Meter(), Trail()
+    counted = replace(decision.problem, meter=meter, trail=trail)
+    best = _timed(counted, replace(decision, problem=counted).on_workers())
+    return _searched(best, decision, meter, trail)
 
 
 def _timed(problem: Problem, regions: Regions) -> Plan:
     """The fastest plan, whose phases have the seconds of what it did not take: ranking, bounds, plans that lost."""
     clock = Clock()
     with clock.phase(OTHER_ATTEMPTS):
-        plan = _fastest(problem, regions)
+        plan = fastest(problem, regions)
     return replace(plan, phases=clock.rest(OTHER_ATTEMPTS, plan.phases))
 
 
-def _fastest(problem: Problem, regions: Regions) -> Plan:
-    """The fastest plan of some regions; the record of one with several stages has the others."""
+def fastest(problem: Problem, regions: Regions) -> Plan:
+    """The fastest plan of some regions; the record of one with several stages has the others.
+
+    Args:
+        problem: whose decision the regions are of.
+        regions: sets of plans.
+
+    Raises:
+        InfeasiblePlanError: nothing fits the memory.
+        MicrobatchError: the step cannot be cut into the number of microbatches that was asked for.
+    """
     known = explored(problem, regions)
     best = known.best
     assert best is not None
@@ -158,9 +107,10 @@ def _fastest(problem: Problem, regions: Regions) -> Plan:
     return replace(best, content=msgspec.structs.replace(best.content, search=search))
 
 
-def _searched(plan: Plan, problem: Problem, step: StepSource, meter: Meter, trail: Trail) -> Plan:
+def _searched(plan: Plan, decision: Decision, meter: Meter, trail: Trail) -> Plan:
     """A plan with the work units and the trail of its search."""
-    meter.merge(step.meter)
+    problem = decision.problem
+    meter.merge(decision.step.meter)
     devices, asked = problem.cluster.num_devices, problem.job.num_stages
     rule = _rule(problem) if asked is None else f"num_stages={asked} is asked for"
     known = trail.covered()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -13,80 +12,51 @@ from autopar.ir import Graph
 from autopar.ir.analysis import unread_effects
 from autopar.plan import Plan
 from autopar.search.anytime import Converted
-from autopar.search.cache import PlanCache, cached, cached_with_branches, cached_with_stages
+from autopar.search.cache import cached, cached_with_branches, cached_with_stages
 from autopar.search.outcome import Bounded
 from autopar.search.pipeline.first_pipeline import first_pipeline
 from autopar.search.pipeline.search_space import is_large, stages_of_whole_nodes
-from autopar.search.problem import Problem
 from autopar.search.registry import Strategy
-from autopar.search.source import StepSource
+from autopar.search.step_problem import StepProblem
 from autopar.search.token_slices import in_slices
 
 
-@dataclass(frozen=True)
-class SeveralStages:
-    """Plans steps in several stages.
+class SeveralStages(StepProblem):
+    """Plans a step in several stages.
 
-    Args:
-        strategy: shards one stage, or cuts the step into stages itself.
-        cache: plans that are kept; None keeps none.
-        step: the step in other forms.
+    Each plan raises InfeasiblePlanError where nothing fits, and MicrobatchError where the step cannot be cut into the
+    number of microbatches that was asked for.
     """
 
-    strategy: Strategy
-    cache: PlanCache | None
-    step: StepSource
+    def pipeline(self) -> Plan | Bounded:
+        """The best pipeline of the stages that the problem asks for, or of any."""
+        return self._planned(cached_with_stages(self.strategy, self.cache))
 
-    def pipeline(self, problem: Problem, counts: Sequence[int] | None) -> Plan | Bounded:
-        """The best pipeline of the stages that the problem asks for, or of any.
-
-        Args:
-            problem: the step in one microbatch, and what is asked for.
-            counts: numbers of microbatches that may be taken, the first is wanted; None where all may.
-
-        Raises:
-            InfeasiblePlanError: no slicing fits.
-            MicrobatchError: the step cannot be cut into the number of microbatches that was asked for.
-        """
-        return self._planned(problem, counts, cached_with_stages(self.strategy, self.cache))
-
-    def even(self, problem: Problem, counts: Sequence[int] | None) -> Plan | Bounded:
+    def even(self) -> Plan | Bounded:
         """Even stages of as few whole nodes as may be, planned without ranking numbers of stages.
-
-        Args:
-            problem: the step in one microbatch, and what is asked for.
-            counts: numbers of microbatches that may be taken, the first is wanted; None where all may.
 
         Raises:
             InfeasiblePlanError: no stages are whole nodes, or nothing fits.
-            MicrobatchError: the step cannot be cut into the number of microbatches that was asked for.
         """
+        problem = self.problem
         stages = stages_of_whole_nodes(problem)[-1:]
         if not stages:
             raise InfeasiblePlanError(f"no stages of {problem.graph.name} are whole nodes of {problem.cluster.name}")
         subproblem = replace(problem.subproblem, tried_stages=tuple(stages))
         search = partial(first_pipeline, intra=cached(self.strategy, self.cache))
-        return self._planned(replace(problem, subproblem=subproblem), counts, search, one_loop=True)
+        even = replace(self, problem=replace(problem, subproblem=subproblem))
+        return even._planned(search, one_loop=True)
 
-    def branches(self, problem: Problem, counts: Sequence[int] | None) -> Plan | Bounded:
-        """The best plan with independent branches side by side.
-
-        Args:
-            problem: the step in one microbatch, and what is asked for.
-            counts: numbers of microbatches that may be taken, the first is wanted; None where all may.
-
-        Raises:
-            InfeasiblePlanError: the step has no such branches, or nothing fits.
-            MicrobatchError: the step cannot be cut into the number of microbatches that was asked for.
-        """
+    def branches(self) -> Plan | Bounded:
+        """The best plan with independent branches side by side."""
+        problem = self.problem
         asked = None if problem.subproblem.uniform_stages else problem.job.num_stages  # else it is that of workers
         free = replace(problem, job=replace(problem.job, num_stages=asked))
-        return self._planned(free, counts, cached_with_branches(self.strategy, self.cache))
+        return replace(self, problem=free)._planned(cached_with_branches(self.strategy, self.cache))
 
-    def _planned(
-        self, problem: Problem, counts: Sequence[int] | None, search: Strategy, one_loop: bool = False
-    ) -> Plan | Bounded:
+    def _planned(self, search: Strategy, one_loop: bool = False) -> Plan | Bounded:
         """The plan of a search that cuts stages, of the step with stacks taken apart, for one loop a stage if asked."""
+        problem, counts = self.problem, self.counts
         job, cluster = problem.job, problem.cluster
         problem.log(f"slicing {len(problem.graph.operators)} operators into stages for {cluster}")
         stages = job.num_stages or getattr(self.strategy, "num_stages", None)

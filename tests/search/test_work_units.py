@@ -21,7 +21,6 @@ from autopar import ParallelFunction, Plan
 from autopar.search.cache import PlanCache
 from autopar.search.job import Solving
 from autopar.search.mesh_search import MeshSearch
-from autopar.search.planner import Planner
 from autopar.search.policy import SearchPolicy, WorkerPolicy
 from benchmarks.drawn import draw, plan_of
 from benchmarks.fixed_plans import CASES, Case, toy
@@ -35,7 +34,7 @@ QUICK = ("one stage, mlp", "one stage, limit", "one stage, tiny, recomputed wher
 #: Numbers of drawn problems, of seed 41, that take up to fifteen CPU seconds.
 DRAWN = (1, 2, 3, 4, 5, 7, 8, 10, 14, 15)
 
-planner = sys.modules[Planner.__module__]
+planner = sys.modules["autopar.search.planner"]
 parallel = sys.modules["autopar.search.worker_pool"]
 problem_data = sys.modules["autopar.search.problem_data"]
 

@@ -158,9 +158,9 @@ def test_several_stages_are_planned_where_they_may_be_faster_than_one(monkeypatc
     cutoffs = []
     several = SeveralStages.pipeline
 
-    def pipeline(self, problem, counts):
-        cutoffs.append(problem.subproblem.cutoff_s)
-        return several(self, problem, counts)
+    def pipeline(self):
+        cutoffs.append(self.problem.subproblem.cutoff_s)
+        return several(self)
 
     slow = nodes(inter=1e7)
     one = plan(slow, num_stages=1)

@@ -40,12 +40,12 @@ def layered(monkeypatch):
     searches = []
     in_stages = SeveralStages._planned
 
-    def note(self, problem, counts, search, one_loop=False):
+    def note(self, search, one_loop=False):
         def noted(whole):
             searches.append(whole)
             raise KeyboardInterrupt
 
-        return in_stages(self, problem, counts, noted, one_loop)
+        return in_stages(self, noted, one_loop)
 
     def nothing(self, *some):
         raise InfeasiblePlanError("one stage is not planned")
@@ -191,9 +191,9 @@ def test_numbers_of_microbatches_in_which_nothing_fits_are_left_out(monkeypatch)
     asked = []
     best = OneStagePlanner.best
 
-    def note(self, problem, step, *more):
-        asked.append((problem, step))
-        return best(self, problem, step, *more)
+    def note(self, *more):
+        asked.append((self.problem, self.step))
+        return best(self, *more)
 
     monkeypatch.setattr(OneStagePlanner, "best", note)
     shape = {"batch": 4096, "num_stages": 1}

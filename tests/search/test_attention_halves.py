@@ -8,7 +8,7 @@ from autopar.cluster import Link, LogicalMesh
 from autopar.cost import CostModel
 from autopar.ir import Operator, TensorType
 from autopar.ir.blockwise import blockwise
-from autopar.search.intra.attention import attention_s, dealt, skips_masked
+from autopar.search.intra.attention import AttentionSite
 from autopar.search.intra.edges import edges
 from autopar.search.intra.operators import OperatorTable
 from autopar.sharding import Strategy
@@ -44,9 +44,10 @@ def test_tokens_are_dealt_out_where_that_takes_less_than_it_saves(latency_s: flo
     cost, row = CostModel(toy(8)), mesh(latency_s)
     for op, types in cores("by_hand", tokens):
         strategy = ring(op, types)
-        assert skips_masked(cost, row, strategy, op, types) == pays
+        site = AttentionSite(cost, row, strategy, op, types)
+        assert site.skips_masked == pays
         around = [r.count for r in strategy.rings]
-        more = list(dealt(row, strategy, op, types)) if pays else []
+        more = list(site.dealt()) if pays else []
         sent = [e.bytes for e in edges(cost, row, strategy, op, types)]
         assert len(sent) == sum(around) + len(more)
         assert sent[sum(around) :] == [b for _, b in more]
@@ -58,7 +59,7 @@ def test_seconds_are_those_of_what_is_made() -> None:
     for (op, types), (same, _) in zip(cores("by_hand", 4096), cores("whole", 4096), strict=True):
         for split, share in ((True, 17 / 32), (False, 3 / 4)):
             strategy = ring(op, types, split)
-            seconds = [attention_s(cost, MESH, strategy, o, types) for o in (op, same)]
+            seconds = [AttentionSite(cost, MESH, strategy, o, types).seconds for o in (op, same)]
             assert seconds[0] == pytest.approx(share * seconds[1], rel=1e-6)
 
 
@@ -66,4 +67,4 @@ def test_what_is_not_causal_or_not_even_makes_all_scores() -> None:
     cost = CostModel(toy(8))
     for form, tokens in (("whole", 256), ("biased", 256), ("by_hand", 8 * 5)):
         for op, types in cores(form, tokens):
-            assert not skips_masked(cost, MESH, ring(op, types), op, types)
+            assert not AttentionSite(cost, MESH, ring(op, types), op, types).skips_masked

@@ -15,7 +15,7 @@ import numpy as np
 from autopar.cluster import LogicalMesh
 from autopar.cost import CostModel
 from autopar.ir import Layout, Literal, Operator, TensorType
-from autopar.search.intra.attention import dealt, skips_masked
+from autopar.search.intra.attention import AttentionSite
 from autopar.search.intra.builder import Builder
 from autopar.search.intra.sharding_problem import SiteDraft
 from autopar.sharding import Strategy
@@ -72,9 +72,10 @@ def edges(
         bytes = bytes if not ring.width else bytes * type.size // type.nbytes * ring.width
         seconds = cost.collective_s("collective-permute", bytes, ring.axes, mesh)
         yield from (NeighbourMessage(ring.operand, bytes, ring.axes, seconds) for _ in range(ring.count))
-    if strategy.rings and skips_masked(cost, mesh, strategy, op, types):
+    site = AttentionSite(cost, mesh, strategy, op, types)
+    if strategy.rings and site.skips_masked:
         axes = strategy.rings[0].axes
-        for operand, bytes in dealt(mesh, strategy, op, types):
+        for operand, bytes in site.dealt():
             yield NeighbourMessage(operand, bytes, axes, cost.collective_s("collective-permute", bytes, axes, mesh))
 
 

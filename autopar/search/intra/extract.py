@@ -14,7 +14,7 @@ from autopar.cost import CostModel
 from autopar.ir import Graph, Layout, Literal
 from autopar.ir.loops import Scan
 from autopar.plan import Choice, CollectiveKind, Communication, Copy, Memory, OperatorRecord
-from autopar.search.intra.attention import skips_masked
+from autopar.search.intra.attention import AttentionSite
 from autopar.search.intra.collective_matmul import timed_collectives
 from autopar.search.intra.collectives import PricedCollective, Thresholds, collectives
 from autopar.search.intra.host import down_s, hosted, moves_s
@@ -338,7 +338,7 @@ def _operators(
         prefix = s.id.removesuffix(s.op.id)
         on_host = any(sharding_problem.values[prefix + v.name].made_there for v in s.op.results)
         results = tuple(map(text, strategy.result_layouts))
-        skips = skips_masked(cost, sharding_problem.mesh, strategy, s.op, s.types)
+        skips = AttentionSite(cost, sharding_problem.mesh, strategy, s.op, s.types).skips_masked
         record = OperatorRecord(
             s.id, operands, results, on_host=on_host, skips_masked=skips, collective_matmul=matmuls.get(s.id, "")
         )

@@ -38,7 +38,7 @@ Port = tuple[int, tuple[Layout, ...]]
 
 
 @dataclass
-class _Region:
+class RegionDraft:
     """An operator with regions as it is added: its place, and the layouts of its operands and results so far.
 
     Args:
@@ -55,9 +55,13 @@ class _Region:
     op: Operator
     prefix: str
     weight: float
-    inner_weight: float
+    inner_weight: float = field(init=False)
     operands: list[Port] = field(default_factory=list)
     results: list[Port] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        inside = self.op.primitive != "cond"  # what its branches take is taken before one is chosen
+        self.inner_weight = runs_inside(self.op, self.weight) if inside else self.weight
 
     @property
     def id(self) -> str:
@@ -155,21 +159,18 @@ class _Region:
         self.b.region_sites.append(site)
 
 
-def scan(b: Builder, walk: WalkGraph, graph: Graph, op: Operator, prefix: str, weight: float) -> None:
+def scan(region: RegionDraft, walk: WalkGraph, graph: Graph) -> None:
     """Adds a ``scan`` operator and the operators of its body to the integer program.
 
     Args:
-        b: the program so far.
+        region: the operator in its place.
         walk: edges from each operator to the readers of its results.
         graph: the graph that has the operator.
-        op: the ``scan``.
-        prefix: names of the enclosing regions, with which keys of values begin.
-        weight: how often a step runs the operator.
     """
+    b, op, prefix, weight = region.b, region.op, region.prefix, region.weight
     loop = Scan.of(op)
     body, consts, carries = loop.body, loop.num_consts, loop.num_carry
     begin, inner = b.time, f"{prefix}{op.id}/body/"
-    region = _Region(b, op, prefix, weight, runs_inside(op, weight))
     in_place = {i: j for i, j in replaced_in_place(graph, op).items() if region.as_it_lies(op.operands[i])}
     kept = state_replaced(op)
     if is_stage_loop(op):
@@ -237,20 +238,17 @@ def scan(b: Builder, walk: WalkGraph, graph: Graph, op: Operator, prefix: str, w
     add_slices_on_the_way(b, graph, op, prefix, begin)
 
 
-def while_loop(b: Builder, walk: WalkGraph, graph: Graph, op: Operator, prefix: str, weight: float) -> None:
+def while_loop(region: RegionDraft, walk: WalkGraph, graph: Graph) -> None:
     """Adds a ``while`` operator and the operators of its regions to the integer program.
 
     Args:
-        b: the program so far.
+        region: the operator in its place.
         walk: edges from each operator to the readers of its results.
         graph: the graph that has the operator.
-        op: the operator.
-        prefix: names of the enclosing regions, with which keys of values begin.
-        weight: how often a step runs the operator.
     """
+    b, op, prefix, weight = region.b, region.op, region.prefix, region.weight
     loop = While.of(op)
     cond, body, cond_consts, body_consts = loop.cond, loop.body, loop.cond_consts, loop.body_consts
-    region = _Region(b, op, prefix, weight, runs_inside(op, weight))
     trips = region.inner_weight
     in_cond, in_body = f"{prefix}{op.id}/cond/", f"{prefix}{op.id}/body/"
     predicate = cond.outputs[0].type
@@ -283,19 +281,16 @@ def while_loop(b: Builder, walk: WalkGraph, graph: Graph, op: Operator, prefix: 
     region.record()
 
 
-def cond(b: Builder, walk: WalkGraph, graph: Graph, op: Operator, prefix: str, weight: float) -> None:
+def cond(region: RegionDraft, walk: WalkGraph, graph: Graph) -> None:
     """Adds a ``cond`` operator (jax's ``switch`` too) and those of its branches to the integer program.
 
     Args:
-        b: the program so far.
+        region: the operator in its place.
         walk: edges from each operator to the readers of its results.
         graph: the graph that has the operator.
-        op: the operator.
-        prefix: names of the enclosing regions, with which keys of values begin.
-        weight: how often a step runs the operator.
     """
+    b, op, prefix, weight = region.b, region.op, region.prefix, region.weight
     share = runs_inside(op, weight)
-    region = _Region(b, op, prefix, weight, weight)
     id = region.id
     index = graph.type_of(op.operands[0])
     whole = (b.node(f"{id} index", np.zeros(1), lambda _: "[]"), (Layout.replicated(index.rank),))
@@ -320,7 +315,7 @@ def cond(b: Builder, walk: WalkGraph, graph: Graph, op: Operator, prefix: str, w
 
 #: Adds the operators of a graph, given names of the enclosing regions and how often a step it runs.
 WalkGraph = Callable[[Graph, str, float], None]
-Handler = Callable[[Builder, WalkGraph, Graph, Operator, str, float], None]
+Handler = Callable[[RegionDraft, WalkGraph, Graph], None]
 REGIONS: Mapping[str, Handler] = MappingProxyType({"scan": scan, "while": while_loop, "cond": cond})
 
 

@@ -20,13 +20,13 @@ from autopar.ir.primitives import (
     reads_fused,
     wire_of,
 )
-from autopar.search.intra.attention import workspaces
+from autopar.search.intra.attention import AttentionSite
 from autopar.search.intra.builder import Builder, asked, strategy_label
 from autopar.search.intra.edges import SharedEdges
 from autopar.search.intra.fusion import JoinedKernels, StoredTypes, UpdateStreams, growth_of, is_constant, is_recomputed
 from autopar.search.intra.host_update import written_s
 from autopar.search.intra.operators import OperatorOptions
-from autopar.search.intra.regions import REGIONS, RegionFacts, region_facts
+from autopar.search.intra.regions import REGIONS, RegionDraft, RegionFacts, region_facts
 from autopar.search.intra.sharding_problem import Array, SiteDraft, UsageDraft, Use, ValueDraft
 from autopar.search.intra.work import (
     Chains,
@@ -108,7 +108,7 @@ class GraphWalk:
             b.phase = around.phases[op.id]
             handler = REGIONS.get(op.primitive)
             if handler is not None and op.regions:
-                handler(b, self.graph, graph, op, prefix, weight)
+                handler(RegionDraft(b, op, prefix, weight), self.graph, graph)
             elif op.primitive in ALIASES:
                 self._alias(op, prefix, weight)
             elif is_generator(op):
@@ -182,7 +182,8 @@ class GraphWalk:
                 made_there=there, hosted=(True,) * len(strategies) if there else (), alias=writes, in_rows=writes,
             )  # fmt: skip
         if op.primitive in ATTENTIONS:
-            needed = workspaces(b.cost, b.mesh, op, strategies, types)
+            sites = [AttentionSite(b.cost, b.mesh, s, op, types) for s in strategies]
+            needed = np.array([s.workspace_bytes for s in sites], float)
             b.workspaces.append(UsageDraft(node, b.time, b.time + 1, needed, "temporaries", f"{id}: blocks"))
         site = SiteDraft(id, op, types, kernel.work, node, strategies, busy, weight, b.time, b.phase)
         b.sites.append(self.edges.add(b, site, around.prefix) if options.sends else site)

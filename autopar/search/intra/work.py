@@ -23,7 +23,7 @@ from autopar.cost import (
 )
 from autopar.ir import Graph, Literal, Operator, TensorType, item_bytes
 from autopar.ir.primitives import TRANSCENDENTAL, is_fusible
-from autopar.search.intra.attention import attention_s
+from autopar.search.intra.attention import AttentionSite
 from autopar.search.intra.operators import OperatorOptions
 from autopar.search.intra.sharding_problem import ValueDraft
 from autopar.sharding import Strategy
@@ -200,7 +200,7 @@ def busy_seconds(
     sizes = mesh.sizes
     joined = _joining_s(cost, sizes, strategies, types) if any(s.exchanges for s in strategies) else 0.0
     if op.primitive in ATTENTIONS:
-        return np.array([attention_s(cost, mesh, s, op, types) for s in strategies])
+        return np.array([AttentionSite(cost, mesh, s, op, types).seconds for s in strategies])
     if op.primitive in PRODUCTS and cost.knows_kernels:
         each = [product_of(op, types, s, sizes) for s in strategies]
         batch, m, n, k, elements = np.array([(p.batch, p.m, p.n, p.k, p.elements) for p in each], float).T

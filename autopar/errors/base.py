@@ -100,13 +100,7 @@ class InfeasiblePlanError(AutoparError):
         least_bytes: bytes a device of the plan that needs least, or None where memory is not the reason.
     """
 
-    def __init__(
-        self,
-        fact: str,
-        *,
-        least_bytes: int | None = None,
-        **parts: Unpack[Parts],
-    ) -> None:
+    def __init__(self, fact: str, *, least_bytes: int | None = None, **parts: Unpack[Parts]) -> None:
         self.least_bytes = least_bytes
         super().__init__(fact, **parts)
 
@@ -161,51 +155,35 @@ class ProcessLostError(AutoparError):
         processes: their numbers.
     """
 
-    def __init__(
-        self,
-        fact: str,
-        *,
-        processes: tuple[int, ...] = (),
-        **parts: Unpack[Parts],
-    ) -> None:
+    def __init__(self, fact: str, *, processes: tuple[int, ...] = (), **parts: Unpack[Parts]) -> None:
         self.processes = processes
         super().__init__(fact, **parts)
 
 
-class CallbackError(AutoparError):
+class _OfProcessError(AutoparError):
+    """An error of one process of a `jax.distributed` world.
+
+    Args:
+        process: its number.
+    """
+
+    def __init__(self, fact: str, *, process: int = -1, **parts: Unpack[Parts]) -> None:
+        self.process = process
+        super().__init__(fact, **parts)
+
+
+class CallbackError(_OfProcessError):
     """A Python callback of a step raised an exception in another process of a `jax.distributed` world.
 
-    Args:
-        process: number of the first process with an exception.
+    ``process`` is the number of the first process with an exception.
     """
 
-    def __init__(
-        self,
-        fact: str,
-        *,
-        process: int = -1,
-        **parts: Unpack[Parts],
-    ) -> None:
-        self.process = process
-        super().__init__(fact, **parts)
 
-
-class ProcessMismatchError(AutoparError):
+class ProcessMismatchError(_OfProcessError):
     """Processes of one `jax.distributed` world have different programs, options, versions or data.
 
-    Args:
-        process: number of the first that differs from process 0.
+    ``process`` is the number of the first that differs from process 0.
     """
-
-    def __init__(
-        self,
-        fact: str,
-        *,
-        process: int = -1,
-        **parts: Unpack[Parts],
-    ) -> None:
-        self.process = process
-        super().__init__(fact, **parts)
 
 
 class ScheduleError(AutoparError):
@@ -215,13 +193,7 @@ class ScheduleError(AutoparError):
         table: the schedule table as text, with the cell that failed between ``>`` and ``<``; None where none was made.
     """
 
-    def __init__(
-        self,
-        fact: str,
-        *,
-        table: str | None = None,
-        **parts: Unpack[Parts],
-    ) -> None:
+    def __init__(self, fact: str, *, table: str | None = None, **parts: Unpack[Parts]) -> None:
         self.table = table
         super().__init__(fact, **parts)
 

@@ -59,9 +59,7 @@ def _apply(step: ReshardStep, array: Any, sizes: tuple[int, ...], index: AxisInd
         case "all-gather":
             return lax.all_gather(array, axes, axis=step.dim, tiled=True)
         case "all-to-all":
-            # XLA's CPU compiler cannot do with what another all-to-all made, which it takes apart and forwards.
-            held = lax.optimization_barrier(array)
-            return lax.all_to_all(held, axes, split_axis=step.to_dim, concat_axis=step.dim, tiled=True)
+            return _exchanged(array, axes, step.to_dim, step.dim, tiled=True)
         case "slice":
             size = array.shape[step.dim] // math.prod(sizes)
             return lax.dynamic_slice_in_dim(array, index(step.axes) * size, size, step.dim)
@@ -88,9 +86,15 @@ def scattered_sum(array: Any, axes: Any, dim: int, group: int) -> Any:
     if not gloo_sends():
         return lax.psum_scatter(array, axes, scatter_dimension=dim, tiled=True)
     shape = array.shape
+    parts = array.reshape(*shape[:dim], group, shape[dim] // group, *shape[dim + 1 :])
+    return jnp.sum(_exchanged(parts, axes, dim, dim), axis=dim, dtype=array.dtype)
+
+
+def _exchanged(array: Any, axes: Any, split: int, joined: int, *, tiled: bool = False) -> Any:
+    """An all-to-all of the parts of a dim."""
     # XLA's CPU compiler cannot do with what another all-to-all made, which it takes apart and forwards.
-    parts = lax.optimization_barrier(array.reshape(*shape[:dim], group, shape[dim] // group, *shape[dim + 1 :]))
-    return jnp.sum(lax.all_to_all(parts, axes, split_axis=dim, concat_axis=dim), axis=dim, dtype=array.dtype)
+    held = lax.optimization_barrier(array)
+    return lax.all_to_all(held, axes, split_axis=split, concat_axis=joined, tiled=tiled)
 
 
 def _permute(array: Any, axes: tuple[str, ...], mesh: LogicalMesh, index: AxisIndex) -> Any:
@@ -182,9 +186,7 @@ def _gathered(format: Format, flat: Any, axes: Any) -> Any:
 
 def _summed(format: Format, rows: Any, axes: Any) -> Any:
     """The sum over a group of the row that is this device's, in float32."""
-    # XLA's CPU compiler cannot do with what another all-to-all made, which it takes apart and forwards.
-    messages = lax.optimization_barrier(_message(format.encode(rows)))
-    sent = lax.all_to_all(messages, axes, split_axis=0, concat_axis=0, tiled=True)
+    sent = _exchanged(_message(format.encode(rows)), axes, 0, 0, tiled=True)
     return jnp.sum(_decoded(format, sent, rows.shape[-1]), axis=0)
 
 

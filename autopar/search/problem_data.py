@@ -195,14 +195,18 @@ class Conditions:
     @cached_property
     def digest(self) -> str | None:
         """A hash that is the same in every process; None where something is a user's own."""
-        try:
-            data = self.data()
-        except (NotPlainError, ScheduleError):
-            return None
-        return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:24]
+        return _digest(self.data)
 
     def __hash__(self) -> int:
         return hash((self.cluster.num_devices, self.job.num_microbatches, self.subproblem))
+
+
+def _digest(data: Callable[[], Any]) -> str | None:
+    """A hash of plain data that is the same in every process; None where something in them is not autopar's own."""
+    try:
+        return hashlib.sha256(json.dumps(data(), sort_keys=True).encode()).hexdigest()[:24]
+    except (NotPlainError, ScheduleError):
+        return None
 
 
 @dataclass(frozen=True)
@@ -214,11 +218,7 @@ class PlannedBy:
     @cached_property
     def digest(self) -> str | None:
         """A hash that is the same in every process; None where it is a user's own."""
-        try:
-            data = plain_data(getattr(self.planner, "planner", self.planner))
-        except NotPlainError:
-            return None
-        return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:24]
+        return _digest(lambda: plain_data(getattr(self.planner, "planner", self.planner)))
 
     def __hash__(self) -> int:
         try:

@@ -1,6 +1,6 @@
 """Choice problems (integer programs of one strategy for each node) and what solves them."""
 
-from autopar.solver.base import Capabilities, Solver, SolverError
+from autopar.solver.base import Solver, SolverError
 from autopar.solver.contest import decode_contest, read_contest
 from autopar.solver.evaluate import fits, is_feasible, objective, peak_bytes, usage_profile
 from autopar.solver.exhaustive import ExhaustiveSolver
@@ -12,7 +12,6 @@ from autopar.solver.solution import Solution, Status
 from autopar.solver.solve import solve, solve_relaxed, solver_named
 
 __all__ = [
-    "Capabilities",
     "ChoiceProblem",
     "Edge",
     "ExhaustiveSolver",

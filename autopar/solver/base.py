@@ -1,8 +1,7 @@
-"""`Solver`: what answers a `ChoiceProblem`, and what it can do."""
+"""`Solver`: the interface of what answers a `ChoiceProblem`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 from autopar.errors import AutoparError
@@ -14,29 +13,6 @@ class SolverError(AutoparError):
     """A solver is unknown, or the problem is beyond what it takes."""
 
 
-@dataclass(frozen=True)
-class Capabilities:
-    """Abilities of a solver.
-
-    Args:
-        exact: with enough time it proves its answer optimal.
-        memory: it obeys the limit on usages; one that does not refuses problems that have a limit and usages.
-        anytime: it has an answer, if a worse one, when the time limit strikes.
-        seeded: its answer may depend on ``seed``.
-        presolves: it wants the whole problem; `solve` then neither reduces it nor leaves memory out at first.
-        max_nodes: most nodes that it takes, or None.
-        max_combinations: most combinations of strategies that it takes, or None.
-    """
-
-    exact: bool
-    memory: bool
-    anytime: bool
-    seeded: bool
-    presolves: bool = False
-    max_nodes: int | None = None
-    max_combinations: int | None = None
-
-
 class Solver(Protocol):
     """Answers choice problems. The same problem, start and seed give the same choice unless time runs out."""
 
@@ -46,8 +22,8 @@ class Solver(Protocol):
         ...
 
     @property
-    def capabilities(self) -> Capabilities:
-        """Abilities of this solver."""
+    def presolves(self) -> bool:
+        """Whether it wants the whole problem; `solve` then neither reduces it nor leaves memory out at first."""
         ...
 
     def solve(
@@ -67,20 +43,3 @@ class Solver(Protocol):
             seed: for solvers that draw numbers.
         """
         ...
-
-
-def check_size(problem: ChoiceProblem, name: str, capabilities: Capabilities) -> None:
-    """Raise `SolverError` where ``problem`` is beyond the ``capabilities`` of the solver called ``name``."""
-    most = capabilities.max_nodes
-    if most is not None and len(problem.nodes) > most:
-        raise SolverError(
-            f"solver {name!r} takes {most} nodes, the problem has {len(problem.nodes)}", remedy="use solver 'highs'"
-        )
-    most = capabilities.max_combinations
-    if most is not None and problem.combinations > most:
-        raise SolverError(
-            f"solver {name!r} takes {most:,} combinations of strategies, the problem has {problem.combinations:,}",
-            remedy="use solver 'highs'",
-        )
-    if not capabilities.memory and problem.usages and problem.limit_bytes is not None:
-        raise SolverError(f"solver {name!r} knows no memory limit", remedy="use solver 'highs'")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.solver.base import Capabilities, check_size
+from autopar.solver.base import SolverError
 from autopar.solver.evaluate import FIT_TOLERANCE, maximal_times, objective
 from autopar.solver.problem import Array, ChoiceProblem
 from autopar.solver.solution import Solution, Status
@@ -37,9 +37,9 @@ class ExhaustiveSolver:
         return "exhaustive"
 
     @property
-    def capabilities(self) -> Capabilities:
-        """Exact, with memory, up to ``max_combinations``."""
-        return Capabilities(exact=True, memory=True, anytime=True, seeded=False, max_combinations=self.max_combinations)
+    def presolves(self) -> bool:
+        """Whether it wants the whole problem: no."""
+        return False
 
     def solve(
         self,
@@ -53,7 +53,12 @@ class ExhaustiveSolver:
 
         Raises `SolverError` on too large problems.
         """
-        check_size(problem, self.name, self.capabilities)
+        if problem.combinations > self.max_combinations:
+            raise SolverError(
+                f"solver 'exhaustive' takes {self.max_combinations:,} combinations of strategies, the problem has "
+                f"{problem.combinations:,}",
+                remedy="use solver 'highs'",
+            )
         began = time.monotonic()
         sizes = [node.costs.size for node in problem.nodes]
         head = _head_length(sizes)

@@ -6,7 +6,7 @@ import math
 import time
 from dataclasses import dataclass
 
-from autopar.solver.base import Capabilities, SolverError
+from autopar.solver.base import SolverError
 from autopar.solver.evaluate import is_feasible, maximal_times, objective, within
 from autopar.solver.integer_program import SCALED_COST, IntegerProgram, build_program
 from autopar.solver.meter import Work
@@ -45,9 +45,9 @@ class HighsSolver:
         return "highs"
 
     @property
-    def capabilities(self) -> Capabilities:
-        """Exact, with memory, any size."""
-        return Capabilities(exact=True, memory=True, anytime=True, seeded=True)
+    def presolves(self) -> bool:
+        """Whether it wants the whole problem: no."""
+        return False
 
     def solve(
         self,

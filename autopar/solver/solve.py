@@ -112,7 +112,7 @@ def solve(
     """
     began = time.monotonic()
     engine = solver_named(solver) if isinstance(solver, str) else solver
-    if engine.capabilities.presolves:
+    if engine.presolves:
         return engine.solve(problem, time_limit_s=time_limit_s, start=start, seed=seed)
     if not within(memory_floor(problem), problem.limit_bytes):
         return Solution(Status.INFEASIBLE, (), math.inf, math.inf, time.monotonic() - began, engine.name)

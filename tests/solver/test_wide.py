@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from autopar.solver import (
-    Capabilities,
     ChoiceProblem,
     ExhaustiveSolver,
     HighsSolver,
@@ -42,7 +41,7 @@ class CountingSolver:
 
     calls: int = 0
     name: str = "counting"
-    capabilities: Capabilities = HighsSolver().capabilities
+    presolves: bool = False
 
     def solve(
         self,

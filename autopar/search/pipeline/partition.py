@@ -153,8 +153,8 @@ class StageCosts:
         fixed_bytes: likewise bytes a device that do not depend on the schedule.
         activation_bytes: likewise bytes a device of each microbatch in flight.
         groups: node group of each kind; all are of the first unless given.
-        sent_s: [kind, first, last] seconds of ``seconds`` in which it sends; 0 for None.
-        slowest_s: likewise those of a message across its slower boundary; 0 for None.
+        sent_s: [kind, first, last] seconds of ``seconds`` in which it sends.
+        slowest_s: likewise those of a message across its slower boundary.
         others: the same stages where more is recomputed: slower, with fewer activations.
     """
 
@@ -163,8 +163,8 @@ class StageCosts:
     fixed_bytes: Array
     activation_bytes: Array
     groups: tuple[int, ...] = ()
-    sent_s: Array | None = None
-    slowest_s: Array | None = None
+    sent_s: Array | float = 0.0
+    slowest_s: Array | float = 0.0
     others: tuple[StageCosts, ...] = ()
 
     def fitting_s(self, in_flight: int, limit_bytes: Array) -> Array:
@@ -181,8 +181,6 @@ class StageCosts:
 
     def between_s(self, seconds: Array) -> Array:
         """Seconds between two microbatches of stages that take ``seconds``, at whatever level of recomputation."""
-        if self.sent_s is None or self.slowest_s is None:
-            return seconds
         return between_s(seconds - self.sent_s, self.slowest_s)
 
     @property

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.solver.base import Capabilities
 from autopar.solver.evaluate import is_feasible, objective, within
 from autopar.solver.lagrange.branch import Branching
 from autopar.solver.lagrange.contract import contract
@@ -52,9 +51,9 @@ class LagrangeSolver:
         return "lagrange"
 
     @property
-    def capabilities(self) -> Capabilities:
-        """Anytime, with memory, any size."""
-        return Capabilities(exact=False, memory=True, anytime=True, seeded=True, presolves=True)
+    def presolves(self) -> bool:
+        """Whether it wants the whole problem: yes."""
+        return True
 
     def solve(
         self,

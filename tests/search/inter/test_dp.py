@@ -43,7 +43,7 @@ def objective(times, betweens, microbatches):
 
 def between_s(costs, x, seconds):
     """Seconds between two microbatches of a stage: what it computes, or sends across a boundary next to that."""
-    if costs.sent_s is None:
+    if np.ndim(costs.sent_s) == 0:
         return seconds
     at = (x.kind, x.first, x.last)
     computed, sent = seconds - costs.sent_s[at], costs.slowest_s[at]

@@ -129,7 +129,7 @@ class Messages:
         valid = self.sweeps > self.since
         run: Sweep = plain_sweep
         if isinstance(flat.first, np.ndarray):
-            run = import_module("autopar.solver.compiled").sweep  # loads numba, where that is installed
+            run = import_module("autopar.solver.compiled").sweep  # loads numba
         self.meter.add(Work.SWEPT, flat.tables.size // 2)
         self.size = float(run(flat, self.sweeps % 2 == 0, valid, self._sum(), self.rounding))
         self.taken, self.gains = flat.taken.tolist(), flat.gains.tolist()

@@ -8,7 +8,6 @@ not prepared is compiled when it first runs.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from importlib import import_module
 from typing import Any, get_type_hints
@@ -71,6 +70,4 @@ def _name(hint: Any) -> str:
 
 if __name__ == "__main__":
     os.environ[CACHE_VARIABLE] = "off"
-    if not import_module("autopar.solver.compiled").COMPILED:
-        sys.exit("numba is not installed: there is nothing to compile")
     print(f"{prepare()} loops of the solver are compiled")

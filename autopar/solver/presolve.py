@@ -93,11 +93,7 @@ def reduce_problem(problem: ChoiceProblem, times: Sequence[int] | None = None) -
     space = Workspace.of(problem, sorted(set(times)) if problem.limit_bytes is not None else ())
     space.infeasible = not within(0.0, problem.limit_bytes)
     if len(problem.nodes) >= _MANY and is_worth_loading(len(problem.nodes), problem.columns):
-        # It loads numba, where that is installed.
-        compiled = import_module("autopar.solver.compiled")
-        space.add_differences = compiled.least_differences if compiled.COMPILED else None
-        space.is_no_sum = compiled.is_no_sum
-        space.least_products = compiled.least_products
+        space.compiled = import_module("autopar.solver.compiled")  # loads numba
     _run(space)
     if space.infeasible:
         return Reduction(None, 0.0, (), (), (), len(problem.nodes))
@@ -175,10 +171,10 @@ def _fold_edges(space: Workspace, nodes: Sequence[int], changed: set[int]) -> No
             space.fresh[v].discard(u)
             space.fresh[u].discard(v)
             costs = space.edges[v][u]
-            if space.is_no_sum is None:
+            if space.compiled is None:
                 terms = fold_constants(costs)
             else:
-                terms = None if space.is_no_sum(costs, NOISE) else (costs[:, 0], costs[0] - costs[0, 0])
+                terms = None if space.compiled.is_no_sum(costs, NOISE) else (costs[:, 0], costs[0] - costs[0, 0])
             if terms is not None:
                 space.costs[v] = space.costs[v] + terms[0]
                 space.costs[u] = space.costs[u] + terms[1]
@@ -199,7 +195,8 @@ def _eliminate(space: Workspace, v: int) -> None:
             space.unsure.add(u)
     else:
         u, w = around
-        joint = (space.least_products or least_sum)(space.edges[u][v] + node_costs, space.edges[v][w])
+        product = least_sum if space.compiled is None else space.compiled.least_products
+        joint = product(space.edges[u][v] + node_costs, space.edges[v][w])
         known = space.edges[u].get(w)
         total = joint if known is None else known + joint
     space.take_out(v)
@@ -218,8 +215,8 @@ def _drop_dominated(space: Workspace, v: int) -> bool:
     worse = node_costs[:, None] - node_costs[None, :]  # [k, l]: a bound below on what k costs more than l
     for u, costs in space.edges[v].items():
         # inf - inf: both forbid, so this neighbour's strategy says nothing; all of them cannot be so.
-        if space.add_differences is not None:
-            space.add_differences(costs, worse)
+        if space.compiled is not None:
+            space.compiled.least_differences(costs, worse)
         elif u in space.doubt[v]:
             with np.errstate(invalid="ignore"):
                 worse += np.fmin.reduce(costs[:, None, :] - costs[None, :, :], axis=2)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from importlib.metadata import entry_points
-from importlib.util import find_spec
 
 import numpy as np
 
@@ -46,7 +45,7 @@ def solver_named(name: str) -> Solver:
     if name in built_in:
         return built_in[name]
     if name == "lagrange":
-        # It loads numba, where that is installed, which takes longer than most problems.
+        # It loads numba, which takes longer than most problems.
         large: Solver = import_module("autopar.solver.lagrange.solver").LagrangeSolver()
         return large
     others = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
@@ -60,7 +59,7 @@ def solver_named(name: str) -> Solver:
 def solve_relaxed(problem: ChoiceProblem, goal: Goal, start: tuple[int, ...] | None = None) -> Solution | None:
     """A choice and a bound in milliseconds (see `autopar.solver.relaxation`), or None.
 
-    None where the proof is wanted or takes no longer, and without compiled loops, where it takes seconds.
+    None where the proof is wanted or takes no longer.
 
     Args:
         problem: what to solve.
@@ -70,7 +69,7 @@ def solve_relaxed(problem: ChoiceProblem, goal: Goal, start: tuple[int, ...] | N
     free, nodes = problem.limit_bytes is None, len(problem.nodes)
     is_small = problem.columns <= TINY or (free and nodes <= FEW_NODES)
     is_small |= free and goal.alone and nodes <= MANY_NODES and problem.columns <= MANY_ENTRIES
-    if goal.gap == 0 or is_small or find_spec("numba") is None:
+    if goal.gap == 0 or is_small:
         return None
     # It loads numba, which takes longer than most problems.
     answer: Solution = import_module("autopar.solver.relaxation").solve_relaxed(problem, goal, start=start)

@@ -14,7 +14,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Protocol
 
 import numpy as np
@@ -326,8 +325,8 @@ def _mixture(known: Choices, excess: Sequence[Array], more: int) -> Reduction:
 
 
 def _relaxed(known: Choices, mixture: Reduction, goal: Goal) -> Solution | None:
-    """The relaxation of a mixture, whose choice is noted; None without compiled loops, which it needs."""
-    if mixture.problem is None or not mixture.problem.nodes or find_spec("numba") is None:
+    """The relaxation of a mixture, whose choice is noted; None where nothing is left to choose."""
+    if mixture.problem is None or not mixture.problem.nodes:
         return None
     begin = None if known.choice is None else mixture.project(known.choice)
     # It loads numba, which takes longer than most problems.

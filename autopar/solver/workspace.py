@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,7 +66,7 @@ class Workspace:
         fresh: by node the neighbours to which the matrix is new since folding last looked.
         doubt: by node the neighbours to which the matrix may have inf.
         unsure: nodes whose own costs may have inf.
-        add_differences, is_no_sum, least_products: see `autopar.solver.compiled`; None where that is not worth loading.
+        compiled: the module `autopar.solver.compiled`; None where that is not worth loading.
     """
 
     costs: list[Array]
@@ -79,9 +80,7 @@ class Workspace:
     fresh: list[set[int]] = field(default_factory=list)
     doubt: list[set[int]] = field(default_factory=list)
     unsure: set[int] = field(default_factory=set)
-    add_differences: Callable[[Array, Array], None] | None = None
-    is_no_sum: Callable[[Array, float], bool] | None = None
-    least_products: Callable[[Array, Array], Array] | None = None
+    compiled: ModuleType | None = None
 
     @staticmethod
     def of(problem: ChoiceProblem, times: Sequence[int]) -> Workspace:

@@ -215,18 +215,6 @@ def test_small_problems_and_the_command_line_load_no_compiler() -> None:
     assert finish(start(Path("off"), program)) == "True False"
 
 
-@pytest.mark.slow
-def test_the_fallback_says_what_it_costs() -> None:
-    program = (
-        "import sys, warnings; sys.modules['numba'] = None\n"
-        "with warnings.catch_warnings(record=True) as seen:\n"
-        "    import autopar.solver.compiled\n"
-        "print(seen[0].message)\n"
-    )
-    said = finish(start(Path("off"), program))
-    assert "hundred times as slow" in said and "pip install numba" in said
-
-
 @pytest.mark.parametrize("value", ["", "0", "none", "off", " OFF "])
 def test_words_for_nothing_kept(value: str) -> None:
     assert cache_root({CACHE_VARIABLE: value}) is None

@@ -1,10 +1,8 @@
-"""The solver for large problems: honest, never better than the optimum, and the same with and without numba."""
+"""The solver for large problems: honest, and never better than the optimum."""
 
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,7 +29,6 @@ from tests.solver.problems import dense_problem, grid, ladder, random_problem, w
 
 ROOT = Path(__file__).parents[2]
 SHORT = LagrangeSolver(steps=60, rounds=6)
-SHORTER = LagrangeSolver(steps=15, rounds=2, parts=8)  # without numba a step takes a hundred times as long
 
 
 def following(seed: int) -> ChoiceProblem:
@@ -163,21 +160,3 @@ def test_no_nodes_and_no_choice() -> None:
     single = ChoiceProblem((Node("a", [3.0]),), (), (Usage(0, 0, 1, [5.0]),), 5.0)
     assert (SHORT.solve(single).status, SHORT.solve(single).objective) == (Status.OPTIMAL, 3.0)
     assert SHORT.solve(replace(single, limit_bytes=4.0)).status is Status.INFEASIBLE
-
-
-@pytest.mark.slow
-def test_without_numba() -> None:
-    program = (
-        "import sys; sys.modules['numba'] = None\n"
-        "from autopar.solver.compiled import COMPILED\n"
-        "from tests.solver.test_lagrange import SHORTER, check\n"
-        "from tests.solver.problems import dense_problem, grid, random_problem, with_usages\n"
-        "assert not COMPILED\n"
-        "check(random_problem(0), SHORTER)\n"
-        "check(with_usages(dense_problem(3), 3, 0.3), SHORTER)\n"
-        "print(SHORTER.solve(with_usages(grid(2, 3, 2), 3, 0.4)).lower_bound)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
-    here = SHORTER.solve(with_usages(grid(2, 3, 2), 3, 0.4))
-    assert float(done.stdout) == pytest.approx(here.lower_bound, rel=1e-6)

@@ -50,7 +50,7 @@ class Dual:
         cost: its cost; inf where there is none.
         nearest: of the decoded choices that with the lowest peak.
         steps: made so far.
-        deadline: of `time.monotonic`, after which no further sweep begins; without numba one may take seconds.
+        deadline: of `time.monotonic`, after which no further sweep begins.
     """
 
     packed: Packed

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from autopar.solver.compiled import COMPILED
 from autopar.solver.lagrange.kernels import cost_of, decode, held_by, priced, sweep
 from autopar.solver.lagrange.packed import Ints, Packed
 from autopar.solver.lagrange.peaks import make_peaks
@@ -22,7 +21,7 @@ from autopar.solver.meter import Work
 from autopar.solver.problem import Array
 
 _THREADS = 2
-_MOVES = 2000 if COMPILED else 50  # in a round
+_MOVES = 2000  # in a round
 _MOVES_A_NODE = 20
 _NODES = 30  # of a tree at most
 _WEIGHTS = (1.0, 0.9, 0.5, 1.0, 1.1, 0.0, 0.7)  # of the dual's prices, in turn
@@ -31,7 +30,7 @@ _TOGETHER = 10  # rounds after which all threads go on from the best choice
 _DRAWS = 1 << 16
 _FEW_DRAWS = 1 << 13
 _KICKS_EACH = 3  # rounds of a thread, of which one is kicks
-_KICKED_ENTRIES = 5e6 if COMPILED else 1.0  # of tables, in the kicks of a round
+_KICKED_ENTRIES = 5e6  # of tables, in the kicks of a round
 _MOST_KICKS = 64  # in a round
 _DESCENT = (1.0, 0.5, 0.0)  # weights of prices after a kick
 _FADING = 0.9  # of the longest round, in every round
@@ -120,7 +119,7 @@ class Search:
         packed = self.packed
         random = np.random.default_rng((self.seed, thread, turn))
         draws = Draws(random.random(_DRAWS), random.exponential(size=_DRAWS), np.zeros(1, dtype=np.int64))
-        if (turn + thread) % _KICKS_EACH == 1 and (COMPILED or packed.small):
+        if (turn + thread) % _KICKS_EACH == 1:
             return self._kicks(random, draws, state)
         weight = _WEIGHTS[(turn + 3 * thread) % len(_WEIGHTS)]
         noise = _NOISE * self._level(state) * left * left if (turn + thread) % 3 else 0.0

@@ -33,7 +33,7 @@ class LagrangeSolver:
     """Nodes that follow others are taken out, memory is priced, messages bound, trees are searched.
 
     See `contract`, `dual`, `branch` and `trees` for what each does and where it is from. It proves an optimum only
-    where cost and bound meet. Without numba it is some hundred times as slow.
+    where cost and bound meet.
 
     Args:
         steps: of the ascent of the bound where there is no time limit.

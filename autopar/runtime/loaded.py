@@ -124,11 +124,7 @@ class LoadedStep:
     names: tuple[str, ...]
     donated: tuple[int, ...]
     constants: tuple[Any, ...]
-
-    @property
-    def here(self) -> bool:
-        """Whether its results are jax's arrays on devices of this process or its world: yes."""
-        return True
+    here = True
 
     def match(self, leaves: Sequence[Any]) -> list[Any] | None:
         """``leaves`` placed, if their shapes and dtypes are those of the program; else None."""

@@ -28,7 +28,6 @@ from autopar.runtime.launches import LAUNCHES, runnable
 from autopar.runtime.leaves import PlacedLeaves, check_data, check_donated, give_up
 from autopar.runtime.loaded import LoadedStep, described_inputs
 from autopar.schedule import Work
-from autopar.schedule.memory import WorkerMemory
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +50,7 @@ class LocalProgram(LoadedStep):
     unread: frozenset[int] = frozenset()
     moved: dict[int, tuple[weakref.ref[Any], Any]] = field(default_factory=dict)
     uncommitted: bool = False
+    worker_memory = ()
 
     @cached_property
     def smallest(self) -> int | None:
@@ -61,11 +61,6 @@ class LocalProgram(LoadedStep):
             return None
         sizes = [math.prod(info.shape) for info in self.executable.out_info]
         return sizes.index(min(sizes))
-
-    @property
-    def worker_memory(self) -> tuple[WorkerMemory, ...]:
-        """None: there are no workers."""
-        return ()
 
     @property
     def footprint_bytes(self) -> int:

@@ -86,6 +86,7 @@ class OverAnother:
     """
 
     under: PipelineStep
+    donated = ()
 
     @property
     def here(self) -> bool:
@@ -96,11 +97,6 @@ class OverAnother:
     def program(self) -> Shardings:
         """Shardings of inputs and outputs."""
         return self.under.program
-
-    @property
-    def donated(self) -> tuple[int, ...]:
-        """Indices of inputs whose buffers are given up: none, as versions of them are read later."""
-        return ()
 
     @property
     def executable(self) -> Any:

@@ -31,11 +31,7 @@ class Branches(Schedule):
     after: tuple[tuple[int, ...], ...] = ()
     workers: tuple[int, ...] = ()
     trains: bool = True
-
-    @property
-    def name(self) -> str:
-        """Name of the schedule: ``branches``."""
-        return "branches"
+    name = "branches"
 
     def table(self, num_stages: int, num_microbatches: int) -> Table:
         """Tasks of each worker, in order, for all positive numbers, or the number of stages that it was made for."""

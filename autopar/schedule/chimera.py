@@ -17,10 +17,7 @@ class Chimera(Schedule):
     p/2+1 to p microbatches in flight.
     """
 
-    @property
-    def name(self) -> str:
-        """Name of the schedule: ``chimera``."""
-        return "chimera"
+    name = "chimera"
 
     def table(self, num_stages: int, num_microbatches: int) -> Table:
         """Tasks of each worker, in order. The table exists for even numbers of stages."""

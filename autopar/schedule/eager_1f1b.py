@@ -17,10 +17,7 @@ class EagerOneFOneB(Schedule):
     takes no time, less where it does; min(m, 2(p-i)-1) microbatches in flight on stage i.
     """
 
-    @property
-    def name(self) -> str:
-        """Name of the schedule: ``eager-1f1b``."""
-        return "eager-1f1b"
+    name = "eager-1f1b"
 
     def table(self, num_stages: int, num_microbatches: int) -> Table:
         """Tasks of each worker, in order. The table exists for all positive numbers."""

@@ -15,10 +15,7 @@ class GPipe(Schedule):
     Huang et al., GPipe (2019), section 2.3. Bubble (p-1)/(m+p-1); m microbatches in flight on every stage.
     """
 
-    @property
-    def name(self) -> str:
-        """Name of the schedule: ``gpipe``."""
-        return "gpipe"
+    name = "gpipe"
 
     def table(self, num_stages: int, num_microbatches: int) -> Table:
         """Tasks of each worker, in order. The table exists for all positive numbers."""

@@ -12,10 +12,7 @@ from autopar.schedule.table import Table, Task
 class Inference(Schedule):
     """Microbatches one after the other, forward only. Bubble (p-1)/(m+p-1); one microbatch on a stage at a time."""
 
-    @property
-    def name(self) -> str:
-        """Name of the schedule: ``inference``."""
-        return "inference"
+    name = "inference"
 
     def table(self, num_stages: int, num_microbatches: int) -> Table:
         """Tasks of each worker, in order. The table exists for all positive numbers."""

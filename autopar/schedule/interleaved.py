@@ -20,17 +20,14 @@ class Interleaved(Schedule):
         chunks: stages a worker holds, at least 2.
     """
 
+    name = "interleaved"
+
     def __init__(self, chunks: int = 2) -> None:
         if chunks < 2:
             raise ScheduleError(
                 f"schedule interleaved has {chunks} stages a worker", remedy="use at least 2, or the schedule 1f1b"
             )
         self._chunks = chunks
-
-    @property
-    def name(self) -> str:
-        """Name of the schedule: ``interleaved``."""
-        return "interleaved"
 
     @property
     def chunks(self) -> int:

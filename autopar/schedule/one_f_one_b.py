@@ -61,10 +61,7 @@ class OneFOneB(Schedule):
     min(m, p-i) microbatches in flight on stage i.
     """
 
-    @property
-    def name(self) -> str:
-        """Name of the schedule: ``1f1b``."""
-        return "1f1b"
+    name = "1f1b"
 
     def table(self, num_stages: int, num_microbatches: int) -> Table:
         """Tasks of each worker, in order. The table exists for all positive numbers."""

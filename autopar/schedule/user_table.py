@@ -165,6 +165,8 @@ class UserTable(Schedule):
         ScheduleError: the text is no table, or the table cannot run; the cell is marked.
     """
 
+    name = "table"
+
     def __init__(self, text: str = "") -> None:
         if not text.strip():
             raise ScheduleError(
@@ -172,11 +174,6 @@ class UserTable(Schedule):
                 remedy='pass its text, CSV or JSON, as autopar.schedule.get("table", text=...)',
             )
         self._table = check_table(parse_table(text))
-
-    @property
-    def name(self) -> str:
-        """Name of the schedule: ``table``."""
-        return "table"
 
     @property
     def chunks(self) -> int:

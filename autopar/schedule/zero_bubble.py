@@ -22,10 +22,7 @@ class ZbH1(Schedule):
     weight gradient) on every stage, as the fullest stage of 1F1B has.
     """
 
-    @property
-    def name(self) -> str:
-        """Name of the schedule: ``zb-h1``."""
-        return "zb-h1"
+    name = "zb-h1"
 
     def table(self, num_stages: int, num_microbatches: int) -> Table:
         """Tasks of each worker, in order. The table exists for all positive numbers."""
@@ -43,10 +40,7 @@ class ZbH2(Schedule):
     this is the bubble of steps that follow each other without a barrier. min(m, 2p-1) microbatches in flight.
     """
 
-    @property
-    def name(self) -> str:
-        """Name of the schedule: ``zb-h2``."""
-        return "zb-h2"
+    name = "zb-h2"
 
     def table(self, num_stages: int, num_microbatches: int) -> Table:
         """Tasks of each worker, in order. The table exists for all positive numbers."""
@@ -64,15 +58,8 @@ class ZbV(Schedule):
     F, B and W take the same time and m >= 2p-1; min(2m, 2p) stage activations in flight, the bytes of p whole stages.
     """
 
-    @property
-    def name(self) -> str:
-        """Name of the schedule: ``zb-v``."""
-        return "zb-v"
-
-    @property
-    def chunks(self) -> int:
-        """Stages that a worker holds: two."""
-        return 2
+    name = "zb-v"
+    chunks = 2
 
     def table(self, num_stages: int, num_microbatches: int) -> Table:
         """Tasks of each worker, in order. The table exists for even numbers of stages."""

@@ -85,6 +85,7 @@ class Manual:
     sequence_parallel: bool = False
     recompute: str = "none"
     chunks: int = 1
+    names_plan = True
 
     def __post_init__(self) -> None:
         for name in ("tp", "pp", "dp", "cp", "ep", "chunks"):
@@ -101,11 +102,6 @@ class Manual:
     def __call__(self, problem: Problem) -> Plan:
         """The plan; see `plan`."""
         return self._staged(problem) if self.pp > 1 else self.plan(problem, "manual")
-
-    @property
-    def names_plan(self) -> bool:
-        """True: the degrees name the plan, so that hosts compute nothing that they do not name."""
-        return True
 
     @property
     def cuts_stages(self) -> bool:

@@ -30,16 +30,8 @@ class ExhaustiveSolver:
 
     max_combinations: int = 4_000_000
     prune: bool = False
-
-    @property
-    def name(self) -> str:
-        """Name of the solver: ``exhaustive``."""
-        return "exhaustive"
-
-    @property
-    def presolves(self) -> bool:
-        """Whether it wants the whole problem: no."""
-        return False
+    name = "exhaustive"
+    presolves = False
 
     def solve(
         self,

@@ -38,16 +38,8 @@ class HighsSolver:
     max_nodes: int | None = None
     open_cost: float = 0.0
     restarts: bool = True
-
-    @property
-    def name(self) -> str:
-        """Name of the solver: ``highs``."""
-        return "highs"
-
-    @property
-    def presolves(self) -> bool:
-        """Whether it wants the whole problem: no."""
-        return False
+    name = "highs"
+    presolves = False
 
     def solve(
         self,

@@ -88,10 +88,7 @@ class Reduce(ManualCollective):
     """``psum``, ``pmax``, ``pmin``; ``op`` is the last part of the name."""
 
     op: str = "sum"
-
-    @property
-    def _varies(self) -> bool:
-        return False
+    _varies = False
 
     def _together(self, shards: Any) -> Any:
         if self.op == "sum":
@@ -106,10 +103,7 @@ class Gather(ManualCollective):
 
     dim: int = 0
     stacked: bool = True
-
-    @property
-    def _varies(self) -> bool:
-        return False
+    _varies = False
 
     def _together(self, shards: Any) -> Any:
         moved = jnp.moveaxis(shards, 0, self.dim)
@@ -123,10 +117,7 @@ class ReduceScatter(ManualCollective):
 
     dim: int = 0
     stacked: bool = True
-
-    @property
-    def _varies(self) -> bool:
-        return True
+    _varies = True
 
     def _together(self, shards: Any) -> Any:
         total = jnp.sum(shards, 0, dtype=shards.dtype)
@@ -141,10 +132,7 @@ class AllToAll(ManualCollective):
 
     split: int = 0
     concat: int = 0
-
-    @property
-    def _varies(self) -> bool:
-        return True
+    _varies = True
 
     def _together(self, shards: Any) -> Any:
         parts = _split(shards, self.split + 1, shards.shape[0])  # [from, ..., to, ...]
@@ -158,10 +146,7 @@ class ManualPermute(ManualCollective):
     """``ppermute``; ``pairs`` are (from, to). Devices to which nothing is sent get zeros."""
 
     pairs: tuple[tuple[int, int], ...] = ()
-
-    @property
-    def _varies(self) -> bool:
-        return True
+    _varies = True
 
     def _together(self, shards: Any) -> Any:
         count = shards.shape[0]
@@ -180,10 +165,7 @@ class Broadcast(ManualCollective):
     """``pbroadcast``: all devices get the piece of ``source``."""
 
     source: int = 0
-
-    @property
-    def _varies(self) -> bool:
-        return False
+    _varies = False
 
     def _together(self, shards: Any) -> Any:
         return shards[self.source]
@@ -194,9 +176,7 @@ class Broadcast(ManualCollective):
 class Index(ManualCollective):
     """``axis_index``: each device's number; the operand is any number."""
 
-    @property
-    def _varies(self) -> bool:
-        return True
+    _varies = True
 
     def _together(self, shards: Any) -> Any:
         return lax.iota(np.int32, shards.shape[0])

@@ -18,26 +18,14 @@ class CpuTarget(Target):
     """``cpu``, or ``cpu:N`` for N devices."""
 
     count: int | None = None
-
-    @property
-    def platform(self) -> str:
-        """jax's name of the platform, for lowering: "cpu"."""
-        return "cpu"
+    platform = "cpu"
+    needs = ()
+    extra = ""
 
     @property
     def num_devices(self) -> int | None:
         """Number of devices that the compiler compiles for; None where any number will do."""
         return self.count
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """Names of modules that have to be installed."""
-        return ()
-
-    @property
-    def extra(self) -> str:
-        """The extra of autopar that installs those modules; "" where none is needed."""
-        return ""
 
     def cluster(self) -> Cluster:
         """``local-cpu``: 8 devices, or ``count`` of them."""

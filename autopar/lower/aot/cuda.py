@@ -40,11 +40,8 @@ class CudaTarget(Target):
     kind: str
     nodes: int
     devices_per_node: int
-
-    @property
-    def platform(self) -> str:
-        """jax's name of the platform, for lowering: "cuda"."""
-        return "cuda"
+    platform = "cuda"
+    extra = "cuda12-aot"
 
     @property
     def num_devices(self) -> int:
@@ -55,11 +52,6 @@ class CudaTarget(Target):
     def needs(self) -> tuple[str, ...]:
         """Names of modules that have to be installed."""
         return ("jax_cuda12_plugin", "jax_plugins.xla_cuda12", "nvidia.cuda_nvcc")
-
-    @property
-    def extra(self) -> str:
-        """The extra of autopar that installs those modules; "" where none is needed."""
-        return "cuda12-aot"
 
     def cluster(self) -> Cluster:
         """The kind's cluster with these nodes."""

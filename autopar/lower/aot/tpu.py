@@ -40,11 +40,8 @@ class TpuTarget(Target):
 
     kind: str
     dims: tuple[int, ...]
-
-    @property
-    def platform(self) -> str:
-        """jax's name of the platform, for lowering: "tpu"."""
-        return "tpu"
+    platform = "tpu"
+    extra = "tpu"
 
     @property
     def num_devices(self) -> int:
@@ -55,11 +52,6 @@ class TpuTarget(Target):
     def needs(self) -> tuple[str, ...]:
         """Names of modules that have to be installed."""
         return ("libtpu",)
-
-    @property
-    def extra(self) -> str:
-        """The extra of autopar that installs those modules; "" where none is needed."""
-        return "tpu"
 
     def cluster(self) -> Cluster:
         """The kind's cluster with as many hosts as the slice has."""

@@ -41,7 +41,6 @@ from autopar.runtime.pipeline import SMALL_BYTES
 from autopar.runtime.stacked import StackedLeaf
 from autopar.runtime.step_places import made_outputs
 from autopar.schedule import Buffer, Task, ValueRef, Work
-from autopar.schedule.memory import WorkerMemory
 from autopar.search.resharding import path_tables
 from autopar.sharding.reshard import PathTables
 
@@ -104,11 +103,7 @@ class WorldPipeline(LoadedStep):
     beginning: Beginning
     program: StepShardings
     results: tuple[tuple[tuple[int, Key], ...], ...]
-
-    @property
-    def worker_memory(self) -> tuple[WorkerMemory, ...]:
-        """Memory of single workers, which one program does not have."""
-        return ()
+    worker_memory = ()
 
     @property
     def footprint_bytes(self) -> int:

@@ -99,6 +99,8 @@ class RayWorkerGroup(WorkerGroup):
         WorkerLostError: one was killed while it started.
     """
 
+    has_lines = True
+
     def __init__(
         self,
         handshakes: Sequence[Handshake],
@@ -146,11 +148,6 @@ class RayWorkerGroup(WorkerGroup):
     def processes(self) -> tuple[int, ...]:
         """Process ids of the workers on this machine."""
         return tuple(self._processes)
-
-    @property
-    def has_lines(self) -> bool:
-        """Whether steps may go to the processes over connections, without Ray."""
-        return True
 
     def call(self, process: int, method: str, *args: Any) -> Any:
         """Begins a call of a method in a worker's process; returns a ticket for `wait`."""

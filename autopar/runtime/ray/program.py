@@ -25,7 +25,6 @@ from autopar.runtime.ray.pipeline import RemotePipeline
 from autopar.runtime.ray.source import Pipelined, pipelined
 from autopar.runtime.ray.values import RemoteArray, RemoteStack
 from autopar.schedule import Work
-from autopar.schedule.memory import WorkerMemory
 from autopar.simulate import Timeline
 
 
@@ -40,16 +39,8 @@ class RemoteProgram(LoadedStep):
 
     runtime: RemotePipeline
     split_step: SplitStep
-
-    @property
-    def here(self) -> bool:
-        """Whether its devices are those of this process: no."""
-        return False
-
-    @property
-    def worker_memory(self) -> tuple[WorkerMemory, ...]:
-        """None: it is not known here."""
-        return ()
+    here = False
+    worker_memory = ()
 
     @property
     def plan(self) -> Plan:

@@ -99,20 +99,14 @@ class PipeDream(_WithoutFlush):
     Narayanan et al. (SOSP'19), section 3.3. No bubble once the pipeline is full.
     """
 
-    @property
-    def name(self) -> str:
-        """Name of the schedule: ``pipedream``."""
-        return "pipedream"
+    name = "pipedream"
 
 
 @final
 class PipeDreamVertical(_WithoutFlush):
     """Vertical sync: as `PipeDream`, and every stage reads the version that the first one does; p versions each."""
 
-    @property
-    def name(self) -> str:
-        """Name of the schedule: ``pipedream-vertical``."""
-        return "pipedream-vertical"
+    name = "pipedream-vertical"
 
 
 @final
@@ -122,10 +116,7 @@ class TwoBuffered(_WithoutFlush):
     Narayanan et al. (ICML'21), section 3.1. Needs as many microbatches as stages.
     """
 
-    @property
-    def name(self) -> str:
-        """Name of the schedule: ``2bw``."""
-        return "2bw"
+    name = "2bw"
 
 
 def flushes(schedule: object) -> bool:

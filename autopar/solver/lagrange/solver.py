@@ -44,16 +44,8 @@ class LagrangeSolver:
     steps: int = 3000
     rounds: int = 200
     parts: int = 100
-
-    @property
-    def name(self) -> str:
-        """Name of the solver: ``lagrange``."""
-        return "lagrange"
-
-    @property
-    def presolves(self) -> bool:
-        """Whether it wants the whole problem: yes."""
-        return True
+    name = "lagrange"
+    presolves = True
 
     def solve(
         self,

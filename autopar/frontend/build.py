@@ -75,11 +75,6 @@ class BoundGraph:
     labels: Labels | None = None
     spliced: int = 0
 
-    @property
-    def traced(self) -> int:
-        """Number of its operators, outside of regions, that jax traced."""
-        return len(self.graph.operators) - self.spliced
-
 
 def tensor_type(aval: Any) -> TensorType:
     """The `TensorType` of a jax abstract value; tokens and refs have no shape."""

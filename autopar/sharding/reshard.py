@@ -110,10 +110,6 @@ class PathTable:
             lengths[entered] = new
         return lengths
 
-    def seconds(self, source: int, target: int) -> float:
-        """Seconds of the path between two nodes; infinity if there is none."""
-        return float(self.in_seconds(self.row(source)[target]))
-
     def in_seconds(self, lengths: Indices) -> NDArray[np.float64]:
         """Packed lengths of paths as seconds; infinity where no path leads."""
         return np.where(lengths < _UNREACHED, (lengths // _STEPS) * self.unit_s, np.inf)

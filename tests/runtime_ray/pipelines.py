@@ -283,3 +283,11 @@ def thread_cluster(
     slots, options = tuple(Slot(g.devices_per_node, "cpu") for g in groups for _ in range(g.count)), RunOptions(**run)
     driver = Driver(launch, options, None if room is None else nodes)
     return ThreadCluster("threads", tuple(groups), slots, options, launch, worker_groups=worker_groups, driver=driver)
+
+
+def kept(pipeline: RemotePipeline) -> list[int]:
+    """Number of arrays that each worker keeps."""
+    driver = pipeline.driver
+    calls = [((),)] * pipeline.source.num_workers
+    answers = driver.perform(pipeline.function, lambda: driver.session.of_workers("forget", calls, 60.0))
+    return [counts[0] for counts in answers]

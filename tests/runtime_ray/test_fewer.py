@@ -55,7 +55,7 @@ def test_training_goes_on_with_fewer_workers(
         assert furthest(got, [numbers(x) for x in jax.tree.leaves((want, expected))]) < 1e-9
         # What was on workers that are gone is still to be had, and another plan is what runs.
         assert furthest(jax.tree.leaves(first), [numbers(x) for x in jax.tree.leaves(state)]) == 0
-        assert local.runtime.recoveries == len(lost_in)
+        assert local.runtime.driver.recoveries == len(lost_in)
         assert local.plan.num_stages == left
         assert {d for s in local.plan.stages for d in s.devices} == set(range(2 * left))
         assert len(local.program.input_shardings) == len(compiled.plan.content.inputs)

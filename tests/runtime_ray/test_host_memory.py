@@ -46,7 +46,7 @@ def there(plan):
 
 def kinds(compiled, state):
     """Memory kinds of the arrays of a state, on the worker that has them."""
-    hosts = compiled.local.runtime.worker_group._hosts
+    hosts = compiled.local.runtime.driver.session.worker_group._hosts
     arrays = {id: a for host in hosts for id, a in host._arrays._arrays.items()}
     flat, _ = jax.tree_util.tree_flatten_with_path(state)
     return {"state" + jax.tree_util.keystr(path): arrays[leaf.id].sharding.memory_kind for path, leaf in flat}

@@ -31,7 +31,7 @@ from autopar.runtime.ray import Deployment, Driver, RemoteArray, RemotePipeline,
 from autopar.runtime.ray.cluster import RayCluster, Slot
 from autopar.runtime.ray.machine import exists
 from examples import mlp as mlp_module
-from tests.runtime_ray.pipelines import Example, example, example_of, furthest, numbers, trained, trained_plain
+from tests.runtime_ray.pipelines import Example, example, example_of, furthest, kept, numbers, trained, trained_plain
 
 pytest.importorskip("flatbuffers")
 
@@ -152,7 +152,7 @@ def test_another_user_reaches_no_file_socket_or_port(cluster: RayCluster, pipeli
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == []
     # What was said to the ports disturbed nobody.
-    assert pipeline.kept() is not None
+    assert kept(pipeline)
 
 
 # Says what it could do: nothing is expected. A port may take a connection; it must not answer what a stranger asks.
@@ -272,12 +272,12 @@ def test_a_stage_of_two_processes_trains_as_one_device(cluster: RayCluster) -> N
     made = example_of(step, ({"state": state, "key": jax.random.key(3)}, batch), 2)
     own = started(cluster, made, (1, 1, 2), (2, 1), deadline_s=60)
     try:
-        assert len(own.worker_group.processes) == 3
+        assert len(own.driver.session.worker_group.processes) == 3
         assert furthest(trained(made, own, 2), trained_plain(made, 2)) < 1e-5
         placed = own.put(dict(enumerate(made.leaves)))
         leaves = [placed.get(n, leaf) for n, leaf in enumerate(made.leaves)]
         assert furthest(own.step(leaves), trained_plain(made, 1)) < 1e-5
-        os.kill(own.worker_group.processes[0], signal.SIGKILL)
+        os.kill(own.driver.session.worker_group.processes[0], signal.SIGKILL)
         with pytest.raises(WorkerLostError, match=r"worker 0, host \d \(stage 0\)"):
             own.step(leaves)
     finally:
@@ -296,7 +296,7 @@ def test_arrays_are_pulled_from_device_to_device(cluster: RayCluster, mlp: Examp
             got = own.step(leaves)
             leaves = [*got[: mlp.state], *leaves[mlp.state :]]
         thread.join(30)
-        assert own.recoveries >= 1
+        assert own.driver.recoveries >= 1
         assert bits(got) == want
     finally:
         own.driver.close()
@@ -353,7 +353,7 @@ def test_training_gpt_is_that_of_one_device(cluster: RayCluster, shared_pipeline
 
 def strike(pipeline: RemotePipeline, worker: int, kind: signal.Signals, step: int, index: int) -> threading.Thread:
     """Sends a signal to a worker as soon as it reports an instruction of a step."""
-    cluster_processes = pipeline.worker_group.processes
+    cluster_processes = pipeline.driver.session.worker_group.processes
 
     def watch() -> None:
         driver = pipeline.driver
@@ -394,13 +394,13 @@ def test_workers_that_are_killed_or_stopped_change_no_bit(
     )
     checkpoints = Checkpoints(tmp_path)
     try:
-        first = own.worker_group.processes
+        first = own.driver.session.worker_group.processes
         leaves, threads = list(mlp.leaves), []
         for step in range(4):
             if step == 1:
                 threads = [strike(own, 1, signal.SIGKILL, step, 2), strike_next(cluster, 0, signal.SIGKILL)]
             if step == 3:
-                os.kill(own.worker_group.processes[0], signal.SIGSTOP)
+                os.kill(own.driver.session.worker_group.processes[0], signal.SIGSTOP)
                 # It waits for the stopped worker, and is begun again when that was replaced.
                 checkpoints.save(step, leaves[: mlp.state], wait=False)
                 saved = [numbers(x) for x in leaves[: mlp.state]]
@@ -408,13 +408,13 @@ def test_workers_that_are_killed_or_stopped_change_no_bit(
             leaves = [*got[: mlp.state], *leaves[mlp.state :]]
         for thread in threads:
             thread.join(30)
-        assert own.recoveries >= 3
+        assert own.driver.recoveries >= 3
         assert bits(got) == want
         checkpoints.wait()
         restored = checkpoints.restore([jax.ShapeDtypeStruct(x.shape, x.dtype) for x in saved])
         assert [np.asarray(x).tobytes() for x in restored] == [x.tobytes() for x in saved]
         assert [p.name for p in tmp_path.iterdir()] == ["step-00000003"]
-        last = own.worker_group.processes
+        last = own.driver.session.worker_group.processes
     finally:
         own.driver.close()
     assert not any(exists(p) for p in (*first, *last))
@@ -428,7 +428,7 @@ def test_a_worker_that_gets_sigterm_tells_the_driver_and_ends_with_143(
     try:
         want = trained_plain(mlp, 3)
         leaves = list(mlp.leaves)
-        first = own.worker_group.processes
+        first = own.driver.session.worker_group.processes
         for step in range(3):
             if step == 1:
                 os.kill(first[0], signal.SIGTERM)
@@ -440,7 +440,7 @@ def test_a_worker_that_gets_sigterm_tells_the_driver_and_ends_with_143(
             got = own.step(leaves)
             leaves = [*got[: mlp.state], *leaves[mlp.state :]]
         assert furthest(got, want) < 1e-5
-        assert own.recoveries == 0
+        assert own.driver.recoveries == 0
         assert not any(exists(p) for p in first)
         assert "SIGTERM received" not in capfd.readouterr().err
     finally:
@@ -464,7 +464,7 @@ def test_without_recovery_a_lost_worker_is_named(cluster: RayCluster, mlp: Examp
     own = started(cluster, mlp, deadline_s=30, cache=cluster.run.cache, own_cache=True)
     try:
         trained(mlp, own, 1)
-        os.kill(own.worker_group.processes[1], signal.SIGKILL)
+        os.kill(own.driver.session.worker_group.processes[1], signal.SIGKILL)
         with pytest.raises(WorkerLostError, match=r"worker 1 \(stage 1\).*its process ended") as caught:
             trained(mlp, own, 1)
         assert (caught.value.worker, caught.value.stages) == (1, (1,))
@@ -539,7 +539,7 @@ def test_fifty_random_strikes_change_no_bit(
             seen.update(cluster.processes)
         over.set()
         assert bits(got) == want
-        assert own.recoveries >= 10
+        assert own.driver.recoveries >= 10
         checkpoints.save(steps, leaves[: mlp.state])
         shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves[: mlp.state]]
         assert [np.asarray(x).tobytes() for x in checkpoints.restore(shapes)] == want[: mlp.state]

@@ -12,7 +12,7 @@ import pytest
 from autopar.errors import AutoparError, CheckpointError, WorkerLostError
 from autopar.runtime.checkpoints import Checkpoints
 from autopar.runtime.ray import RemoteArray, RemotePipeline
-from tests.runtime_ray.pipelines import Example, example, furthest, numbers, on_threads, trained, trained_plain
+from tests.runtime_ray.pipelines import Example, example, furthest, kept, numbers, on_threads, trained, trained_plain
 
 pytest.importorskip("flatbuffers")
 
@@ -54,12 +54,12 @@ def test_handles_say_what_they_are_and_turn_into_arrays(mlp: Example, pipeline: 
 
 
 def test_arrays_that_nobody_has_a_handle_to_are_dropped(mlp: Example, pipeline: RemotePipeline) -> None:
-    def kept(steps: int) -> int:
+    def kept_after(steps: int) -> int:
         results = trained(mlp, pipeline, steps)
         assert results
-        return sum(pipeline.kept())
+        return sum(kept(pipeline))
 
-    assert kept(3) == kept(6)
+    assert kept_after(3) == kept_after(6)
 
 
 @pytest.mark.few(1)

@@ -97,11 +97,6 @@ class Driver(ArrayOwner):
         return self._session is not None
 
     @property
-    def nodes(self) -> Nodes | None:
-        """Number of nodes of each kind that the workers are on; None where that does not change."""
-        return self._nodes
-
-    @property
     def is_ending(self) -> bool:
         """Whether a worker was asked to end (SIGTERM), now or before it was replaced."""
         session = self._session

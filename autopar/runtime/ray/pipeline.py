@@ -21,7 +21,6 @@ from autopar.runtime.ray.ledger import Call
 from autopar.runtime.ray.messages import Timed
 from autopar.runtime.ray.source import Pipelined
 from autopar.runtime.ray.values import RemoteArray, RemoteStack
-from autopar.runtime.ray.worker_group import WorkerGroup
 from autopar.runtime.transport.tiles import HostKeys, host_copy
 from autopar.schedule import Apply, Run, Send
 from autopar.simulate import Event, Timeline
@@ -49,7 +48,7 @@ class RemotePipeline:
         # What plans again knows the whole function, and with it this object: the driver must not keep it alive.
         self.function = driver.add(deployment, None if replanner is None else weakref.ref(replanner), progress)
         self._times: tuple[tuple[Timed, ...], ...] = ()
-        self._orders: tuple[str, ...] = ()
+        self.orders: tuple[str, ...] = ()
         self._end = weakref.finalize(self, driver.drop, self.function.number)
         self._end.atexit = False
 
@@ -62,26 +61,6 @@ class RemotePipeline:
     def source(self) -> Pipelined:
         """The lowered pipeline that runs now."""
         return self.function.source
-
-    @property
-    def worker_group(self) -> WorkerGroup:
-        """The workers' processes. AutoparError where none run."""
-        return self.driver.session.worker_group
-
-    @property
-    def recoveries(self) -> int:
-        """Number of replacements of lost workers of the cluster."""
-        return self.driver.recoveries
-
-    @property
-    def times(self) -> tuple[tuple[Timed, ...], ...]:
-        """Times of each worker's instructions in the last timed step."""
-        return self._times
-
-    @property
-    def orders(self) -> tuple[str, ...]:
-        """Order of AMPNet's passes in the last step, by worker."""
-        return self._orders
 
     def load(self) -> None:
         """Compiles the programs on the workers, which are started where there are none; returns when all are ready."""
@@ -104,17 +83,6 @@ class RemotePipeline:
     def timeline(self) -> Timeline:
         """The last step that was timed. AutoparError where none was."""
         return measured_timeline(self.source, self._times)
-
-    def kept(self) -> list[int]:
-        """Number of arrays that each worker keeps."""
-        driver = self.driver
-        calls = [((),)] * self.source.num_workers
-        return [
-            ids[0]
-            for ids in driver.perform(
-                self.function, lambda: driver.session.of_workers("forget", calls, driver.options.deadline_s)
-            )
-        ]
 
     # -- arrays --------------------------------------------------------------------------------
 
@@ -248,7 +216,7 @@ class RemotePipeline:
             driver.metrics.step_s.observe(time.perf_counter() - began_s)
             driver.metrics.sent_bytes.inc(outcome.sent_bytes)
             driver.metrics.queue_depth.set(outcome.queued)
-            self._orders = outcome.orders
+            self.orders = outcome.orders
             if driver.options.recover:
                 ledger.log.append(replace(call, orders=outcome.orders if self.source.amp else ()))
                 ledger.position += 1

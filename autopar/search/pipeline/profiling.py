@@ -95,9 +95,6 @@ class CostsOfLayers(Protocol):
     def count(self) -> int:
         """Number of microbatches."""
 
-    def part(self, submesh: Submesh) -> Cluster:
-        """A submesh of that kind."""
-
     def on(self, submesh: Submesh) -> tuple[LayerCosts, tuple[int, ...]]:
         """Costs of all layers on a kind of submesh, and the sizes of the axes of the logical mesh that they are of."""
 

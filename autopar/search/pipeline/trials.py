@@ -21,7 +21,6 @@ from autopar.search.pipeline.candidates import Candidate, CuttableStep
 from autopar.search.pipeline.plan_candidate import plan_candidate
 from autopar.search.pipeline.schedules import with_launches
 from autopar.search.problem import Problem
-from autopar.search.source import StageSource
 from autopar.search.trail import Region
 from autopar.search.trials import Trials
 
@@ -72,11 +71,6 @@ class PipelineSearch:
     def problem(self) -> Problem:
         """The problem of the whole step."""
         return self.step.problem
-
-    @property
-    def source(self) -> StageSource:
-        """The traced step, which can be cut into stages."""
-        return self.step.source
 
     def attempt(self, trial: PipelineTrial, cutoff_s: float, explain: bool) -> Plan | Bounded:
         """The plan of a candidate; `Bounded` where it does not stay below ``cutoff_s``.

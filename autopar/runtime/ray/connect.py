@@ -108,14 +108,16 @@ def _placement(machines_there: Sequence[Machine], kind: Devices, options: RayOpt
 
 def _run_options(options: RayOptions, platform: str, num_machines: int, folder: str) -> RunOptions:
     several = num_machines > 1
+    cache = str(Path(folder, "programs")) if options.cache is None else options.cache
     return RunOptions(
-        deadline_s=options.deadline_s, recover=options.recover, copy_every=options.copy_every, platform=platform,
-        listen=own_address() if several else LOOPBACK, each_own=several,
-        cache=str(Path(folder, "programs")) if options.cache is None else options.cache,
-        own_cache=options.cache is None, encrypted=several, open_collectives=options.hosts_per_stage > 1,
-        transport=options.transport, start_s=options.start_s, load_s=options.load_s, attempts=options.attempts,
-        repeats=options.repeats, backoff_s=options.backoff_s,
-    )  # fmt: skip
+        **{**vars(options), "cache": cache},
+        own_cache=options.cache is None,
+        encrypted=several,
+        open_collectives=options.hosts_per_stage > 1,
+        listen=own_address() if several else LOOPBACK,
+        each_own=several,
+        platform=platform,
+    )
 
 
 def _new_folder() -> str:

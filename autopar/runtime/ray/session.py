@@ -74,7 +74,7 @@ class Session:
         joined = ProcessGroups((groups.num_processes,)) if options.world else groups
         handshakes = [
             Handshake(
-                p, secret, self.monitor.address, listen, options.cache, known, keys,
+                p, secret, self.monitor.address, listen, options.cache or "", known, keys,
                 rank=joined.rank(p), group_size=joined.sizes[joined.workers[p]], board=self.monitor.board,
             )
             for p in range(groups.num_processes)

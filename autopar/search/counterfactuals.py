@@ -64,7 +64,7 @@ class SearchedCounterfactuals:
     def without(self, name: str) -> Considered | None:
         """The best plan on the same mesh without what was chosen for ``name``, everything else chosen again.
 
-        The solver ends after a number of steps, and keeps the memory limit.
+        The solver stops at the relative gap of plans, and keeps the memory limit.
         """
         choice = next((k for k in self.content.choices if k.name == name), None)
         if choice is None or len(self.content.stages) > 1:
@@ -84,7 +84,7 @@ class SearchedCounterfactuals:
         restricted = with_allowed(program.problem, {at: [label != choice.choice for label in labels]})
         if not np.isfinite(restricted.nodes[at].costs).any():
             return Considered("", None, None, "nothing else is possible here")
-        solution = meshes.solved(restricted, gap=0.0)
+        solution = meshes.solved(restricted)
         if not solution.found:
             limit = bytes_text(problem.memory_limit_bytes)
             return Considered("", None, None, f"nothing else was found within {limit} a device")

@@ -21,6 +21,7 @@ def test_a_plan_of_22b_takes_what_was_measured(name):
     assert row(RUNS[name])["error"] == pytest.approx(0.0, abs=0.04)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("devices", [384, 768, 1536])
 def test_zero3_of_175b_takes_what_was_measured(devices):
     """Plans were 18%, 26% and 30% too fast: parameters are gathered for recomputation, gradients partitioned."""

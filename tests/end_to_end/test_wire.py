@@ -127,6 +127,7 @@ def test_each_gradient_that_a_microbatch_scatters_is_sent_in_codes(microbatches)
     assert largest_error(wire(*args), jax.jit(unrolled)(*args)) > 1e-6
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("microbatches", [1, 4])
 @pytest.mark.parametrize("zero", [2, 3])
 def test_stages_send_each_gradient_in_codes_too(zero, microbatches):

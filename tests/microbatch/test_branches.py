@@ -207,12 +207,14 @@ def test_branches_in_branches(loss):
         assert_same_in_microbatches(step_of(loss), args, (2, 3), rtol=2e-4, rewrite=with_own_buffers)
 
 
-def test_branches_in_branches_on_devices():
+@pytest.mark.parametrize(
+    "options", [{"num_microbatches": 3, "num_stages": 1}, {"num_microbatches": 2, "num_stages": 2}]
+)
+def test_branches_in_branches_on_devices(options):
     p, x = nested_parameters(3), X[:6]
     step = step_of(twice_nested)
-    for options in ({"num_microbatches": 3, "num_stages": 1}, {"num_microbatches": 2, "num_stages": 2}):
-        got = autopar.parallelize(step, cluster=CLUSTER, **options)(p, x)
-        assert_trees_same(got, step(p, x), rtol=1e-4)
+    got = autopar.parallelize(step, cluster=CLUSTER, **options)(p, x)
+    assert_trees_same(got, step(p, x), rtol=1e-4)
 
 
 @pytest.mark.slow

@@ -15,7 +15,11 @@ from autopar.runtime.hosts.one_program import load_world
 
 def both(fn: Any, args: Any, **options: Any) -> tuple[list[Any], list[Any], Any]:
     """Results of the pipeline that walks its lists, those of one program after two calls, and that program."""
-    step = autopar.parallelize(fn, **options)
+    return of_step(autopar.parallelize(fn, **options), args)
+
+
+def of_step(step: Any, args: Any) -> tuple[list[Any], list[Any], Any]:
+    """`both` of a step that is decorated."""
     compiled = step.compile(*args)
     local, leaves = compiled.local, jax.tree.leaves(args)
     want = local.run(local.place_all(leaves), leaves)
@@ -157,13 +161,14 @@ def smoothed(w: Any, x: Any) -> Any:
 
 
 def test_a_dim_whose_edges_are_exchanged_inside_of_a_stage(x64: None) -> None:
-    options = {"num_stages": 2, "num_microbatches": 2, "mesh_axes": {"columns": 4}}
+    step = autopar.parallelize(
+        smoothed,
+        constraints={"x": jax.P(None, "columns")},
+        num_stages=2,
+        num_microbatches=2,
+        mesh_axes={"columns": 4},
+    )
     args = state(), batch(4, 32)
-    got, want, _ = both(smoothed, args, constraints={"x": jax.P(None, "columns")}, **options)
+    got, want, _ = of_step(step, args)
     same(got, want, within=1e-13)
-    assert "collective-permute" in {
-        r.kind
-        for r in autopar.parallelize(smoothed, constraints={"x": jax.P(None, "columns")}, **options)
-        .plan(*args)
-        .communication
-    }
+    assert "collective-permute" in {r.kind for r in step.plan(*args).communication}

@@ -75,6 +75,7 @@ def test_branches_whose_sends_take_longer_than_the_plan_at_hand_are_not_planned(
     assert planned_counts and free.step_time <= rows[0].least_s <= 1.01 * asked.step_time
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("number", range(8))
 def test_estimates_of_branches_are_below_their_plans(monkeypatch, number):
     """Stages share their work without a loss, so that plans take longer."""

@@ -94,17 +94,20 @@ def test_it_costs_two_moves_a_step_and_no_memory_until_the_update():
     assert sharding.host_s == pytest.approx(host - device)
 
 
-def test_it_is_chosen_only_where_memory_binds_and_the_hosts_link_is_known():
+#: One mesh and one form, in which the memory limit decides.
+ONE_FORM = {"mesh_shape": (4,), "num_stages": 1, "num_microbatches": 1, "remat": "none", "donate_argnums": 0}
+
+
+def test_it_is_chosen_only_where_memory_binds():
     fn, args = adam(hidden=64)
-    options = {"mesh_shape": (4,), "num_stages": 1, "num_microbatches": 1, "remat": "none", "donate_argnums": 0}
     cluster = with_hosts(toy(4, bandwidth=1e6), bandwidth=1e9)
-    wide = parallelize(fn, cluster=cluster, offload="auto", **options).plan(*args)
+    wide = parallelize(fn, cluster=cluster, offload="auto", **ONE_FORM).plan(*args)
     assert not hosted(wide)
-    plain = parallelize(fn, cluster=cluster, **options).plan(*args)
+    plain = parallelize(fn, cluster=cluster, **ONE_FORM).plan(*args)
     assert (wide.step_time, wide.peak_memory) == (plain.step_time, plain.peak_memory)
     limit = int(wide.peak_memory * 0.9)
-    without = parallelize(fn, cluster=cluster, memory_limit=limit, **options).plan(*args)
-    found = parallelize(fn, cluster=cluster, memory_limit=limit, offload="auto", **options).plan(*args)
+    without = parallelize(fn, cluster=cluster, memory_limit=limit, **ONE_FORM).plan(*args)
+    found = parallelize(fn, cluster=cluster, memory_limit=limit, offload="auto", **ONE_FORM).plan(*args)
     assert hosted(found) and not hosted(without)
     assert found.step_time < without.step_time
     assert found.peak_memory <= limit
@@ -113,11 +116,17 @@ def test_it_is_chosen_only_where_memory_binds_and_the_hosts_link_is_known():
         stage.compute_time + sum(c.seconds for c in stage.collectives) + stage.host_time
     )
     assert found.search.objective == pytest.approx(found.step_time)
-    unknown = parallelize(fn, cluster=toy(4, bandwidth=1e6), memory_limit=limit, offload="auto", **options).plan(*args)
+
+
+def test_it_is_chosen_only_where_the_hosts_link_is_known_and_fast_enough():
+    fn, args = adam(hidden=64)
+    limit = int(parallelize(fn, cluster=toy(4, bandwidth=1e6), **ONE_FORM).plan(*args).peak_memory * 0.9)
+    options = {"memory_limit": limit, "offload": "auto", **ONE_FORM}
+    unknown = parallelize(fn, cluster=toy(4, bandwidth=1e6), **options).plan(*args)
     assert not hosted(unknown)
     assert any("no host_bandwidth" in note for note in unknown.notes)
     slow = with_hosts(toy(4, bandwidth=1e6), bandwidth=1.0)
-    assert not hosted(parallelize(fn, cluster=slow, memory_limit=limit, offload="auto", **options).plan(*args))
+    assert not hosted(parallelize(fn, cluster=slow, **options).plan(*args))
 
 
 def one_weight(state, x):

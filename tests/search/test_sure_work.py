@@ -190,7 +190,7 @@ def test_no_split_of_a_product_takes_less_than_the_least(rows, columns, depth, a
 _DIMS = st.tuples(st.sampled_from([1, 2, 3, 5, 6, 7, 8, 9, 12, 14, 20, 27, 33, 64, 100]), st.integers(1, 9))
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(st.lists(_DIMS, min_size=4, max_size=4), st.sampled_from(["dot", "convolution", "kernel gradient"]))
 def test_no_split_makes_a_product_faster_by_aligning_its_rows(dims, kind):
     """Whatever dims are divided and padded."""

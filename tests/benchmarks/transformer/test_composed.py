@@ -7,7 +7,7 @@ import pytest
 from benchmarks.published.composed import GRID, TOLERANCE
 
 #: Those that each add something; the others when there is time.
-_QUICK = ("recomputed", "tp", "dp", "ZeRO-3", "cp", "selective", "pp")
+_QUICK = ("tp", "selective", "pp")
 
 
 @pytest.mark.parametrize(

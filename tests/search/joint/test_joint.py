@@ -111,7 +111,7 @@ def test_the_plan_is_that_of_exhaustive_search(number):
     assert found.ratio == pytest.approx(1.0, rel=EQUAL)
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("number", QUICK_BY_ESTIMATES)
 def test_as_larger_steps_are_planned_it_is_often_the_same(number):
     found = Enumerated.of(number).compared(BY_ESTIMATES_ALONE)

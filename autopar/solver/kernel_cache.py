@@ -111,10 +111,19 @@ class KernelCache:
         return self.folder / f"{hashlib.sha256(repr(parts).encode()).hexdigest()[:40]}{_SUFFIX}"
 
     def _drop_unused(self) -> None:
-        for path in (*self.folder.glob(f"*{_SUFFIX}*"), *self.folder.glob(f"*{_MARK}")):
+        """Removes code that was not loaded for long, and marks where no code is left: loads refresh the code alone."""
+        code = list(self.folder.glob(f"*{_SUFFIX}*"))
+        unused = [path for path in code if _is_unused(path)]
+        for path in (*unused, *(self.folder.glob(f"*{_MARK}") if len(unused) == len(code) else ())):
             with contextlib.suppress(OSError):
-                if path.stat().st_mtime < time.time() - _UNUSED_S:
-                    path.unlink()
+                path.unlink()
+
+
+def _is_unused(path: Path) -> bool:
+    try:
+        return path.stat().st_mtime < time.time() - _UNUSED_S
+    except OSError:  # another process removed it
+        return True
 
 
 def is_kept(environment: Mapping[str, str]) -> bool:

@@ -259,6 +259,33 @@ def test_kept_code_decides_which_loops_small_problems_take(tmp_path: Path, monke
     assert all(path.stat().st_mode & 0o077 == 0 for path in kernel_folder(os.environ).iterdir())
 
 
+def test_code_that_is_loaded_stays_known_as_kept_and_what_is_not_loaded_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numba = pytest.importorskip("numba")
+    monkeypatch.setattr(kernel_cache, "package_folder", lambda: tmp_path / "of the package")
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    folder = kernel_folder(os.environ)
+
+    def compiled(source: str) -> None:
+        loop = numba.njit(_twice)
+        loop._cache = KernelCache("twice", folder, source)
+        assert loop(3) == 6
+
+    compiled("first")
+    for path in folder.iterdir():
+        os.utime(path, (0, 0))
+    compiled("first")  # a load refreshes the code
+    with monkeypatch.context() as another_version:
+        another_version.setattr(kernel_cache, "source_hash", lambda: "second")
+        compiled("second")
+    assert is_kept(os.environ) and len(list(folder.glob("*.kernel"))) == 2
+    for path in folder.iterdir():
+        os.utime(path, (0, 0))
+    KernelCache("twice", folder, "third")._drop_unused()
+    assert not is_kept(os.environ) and not list(folder.iterdir())
+
+
 @pytest.mark.slow
 def test_all_loops_that_a_plan_of_many_operators_runs_are_compiled_ahead(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "autopar.solver.prepare"], cwd=ROOT, check=True)

@@ -2,6 +2,7 @@
 
 `NamedRegistry` has named things: built-in ones, those of installed packages, and what users register. Schedules and
 search strategies are such things; `autopar.schedule.registry` and `autopar.search.registry` say which.
+`tables_of` joins tables in the files of a package, as rules of primitives.
 
 `HOOKS` has functions by role. A floor knows only those below. Where a lower one has the name that users call
 (`Cluster.ray`), and a higher one does the work, the package's root says here which function that is; it is loaded when
@@ -10,11 +11,36 @@ it is first called.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import pkgutil
+from collections.abc import Callable, Container, Iterable, Mapping
+from importlib import import_module
 from importlib.metadata import entry_points
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+
+
+def tables_of(package: str, folder: Iterable[str], name: str, besides: Container[str] = ()) -> Mapping[str, Any]:
+    """Entries of the tables in all files of a package.
+
+    Args:
+        package: name of the package.
+        folder: its folders.
+        name: of the table in each file.
+        besides: files that have none.
+
+    Raises:
+        ValueError: two files have an entry of one name.
+    """
+    table: dict[str, Any] = {}
+    for file in sorted(module.name for module in pkgutil.iter_modules(folder) if module.name not in besides):
+        of_file: Mapping[str, Any] = getattr(import_module(f"{package}.{file}"), name)
+        twice = sorted(table.keys() & of_file.keys())
+        if twice:
+            raise ValueError(f"{name} of {', '.join(twice)} are in two files; the second is {file}")
+        table.update(of_file)
+    return MappingProxyType(table)
 
 
 class NamedRegistry(Generic[T]):

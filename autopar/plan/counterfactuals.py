@@ -22,11 +22,9 @@ class Counterfactuals(Protocol):
 
     def alternatives(self) -> tuple[Considered, ...]:
         """Plans that people write by hand: as `parallelize(search=NAME)` finds them in the microbatches of the plan."""
-        ...
 
     def without(self, name: str) -> Considered | None:
         """The best plan without what was chosen for an operator or argument, everything else chosen again.
 
         None where that is not known: the plan has several stages, or the choice is none of its own.
         """
-        ...

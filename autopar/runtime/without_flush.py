@@ -52,29 +52,23 @@ class PipelineStep(LoadedProgram, Protocol):
     @property
     def entries(self) -> tuple[Any, ...]:
         """(shape, dtype, weak type) of each input."""
-        ...
 
     @property
     def constants(self) -> tuple[Any, ...]:
         """Arrays that the function closes over, placed: its last inputs."""
-        ...
 
     @property
     def split_step(self) -> SplitStep:
         """Inputs and outputs that are in pieces."""
-        ...
 
     def inputs_of(self, leaves: Mapping[int, Any]) -> dict[int, Any]:
         """Inputs of the lowered step by index, of some leaves by index."""
-        ...
 
     def join(self, number: int, parts: Sequence[Any]) -> Any:
         """A result of the function from its outputs of the lowered step."""
-        ...
 
     def joined(self, outputs: Mapping[int, Any]) -> list[Any]:
         """Results of the function from outputs of the lowered step by number."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)

@@ -99,22 +99,18 @@ class StepSource(Protocol):
     @property
     def meter(self) -> Meter:
         """Counts the operators of what is traced."""
-        ...
 
     def in_form(self, form: StepForm) -> FormedStep:
         """The step as one stage in a form. Raises MicrobatchError: there cannot be as many microbatches."""
-        ...
 
     def may_update_by_layer(self) -> bool:
         """Whether the step has stacks of layers whose update may run a layer at a time."""
-        ...
 
     def update_in_backward(self) -> tuple[bool, str]:
         """Whether the update of stacks of layers may run inside of the backward loop over them, in one microbatch.
 
         With a note on gradients for which that may not be; "" without any.
         """
-        ...
 
     def layered(
         self, num_stages: int | None, most_groups: int, *, one_loop: bool = False, block_scores: int = 0
@@ -127,7 +123,6 @@ class StepSource(Protocol):
             one_loop: whether each stage of a given number is to have one group, so that one loop goes over its layers.
             block_scores: scores of one head from which attention of all stages runs in blocks; 0 leaves it as it is.
         """
-        ...
 
 
 class StageSource(Protocol):
@@ -135,7 +130,6 @@ class StageSource(Protocol):
 
     def metered(self, meter: Meter) -> StageSource:
         """The same step, whose work another meter counts."""
-        ...
 
     def with_stages_after(self, after: tuple[tuple[int, ...], ...]) -> StageSource:
         """The same step where stages are a graph.
@@ -143,11 +137,9 @@ class StageSource(Protocol):
         Args:
             after: by stage the earlier stages that its forward pass waits for; empty where they are a chain.
         """
-        ...
 
     def microbatches(self, count: int) -> Microbatching:
         """The step in ``count`` microbatches. Raises MicrobatchError where that cannot be."""
-        ...
 
     def slice(self, count: int, members: Sequence[Sequence[str]]) -> Sliced:
         """The step in ``count`` microbatches and one stage for each entry of ``members``.
@@ -156,7 +148,6 @@ class StageSource(Protocol):
             count: number of microbatches.
             members: by stage the ids of its operators of the forward pass.
         """
-        ...
 
     def piece(self, count: int, members: Sequence[Sequence[str]], stage: int) -> Sliced:
         """One stage of the step cut into stages, with the stages of all operators.
@@ -166,14 +157,12 @@ class StageSource(Protocol):
             members: by stage the ids of its operators of the forward pass.
             stage: number of the stage.
         """
-        ...
 
     def updates_in_backward(self, count: int, members: Sequence[Sequence[str]], stage: int) -> bool:
         """Whether the backward loop over the layers of one stage of `slice` may update them.
 
         With one microbatch it may where nothing that other stages send after the loop has a part in the update.
         """
-        ...
 
     def in_form(self, members: Sequence[Sequence[str]], stage: int, form: StepForm) -> Graph:
         """The graph of one stage of the step cut into stages.
@@ -183,4 +172,3 @@ class StageSource(Protocol):
             stage: number of the stage.
             form: microbatches, recomputation with the ends of its layers, and other techniques.
         """
-        ...

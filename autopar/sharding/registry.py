@@ -7,30 +7,15 @@ nothing else. The user's registrations are the only state: one `RuleRegistry`, c
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Mapping
-from importlib import import_module
-from types import MappingProxyType
 
 from autopar.errors import AutoparError
+from autopar.hooks import tables_of
 from autopar.ir import Operator, TensorType
 from autopar.sharding import rules
 from autopar.sharding.factors import Rule, RuleFunction, replicated_rule
 
-
-def _assembled() -> Mapping[str, RuleFunction]:
-    """All ``RULES`` of the files in ``rules``; ValueError where two files know one primitive."""
-    table: dict[str, RuleFunction] = {}
-    for name in sorted(module.name for module in pkgutil.iter_modules(rules.__path__)):
-        rules_of_file: Mapping[str, RuleFunction] = import_module(f"{rules.__name__}.{name}").RULES
-        twice = sorted(table.keys() & rules_of_file.keys())
-        if twice:
-            raise ValueError(f"rules of {', '.join(twice)} are in two files; the second is {name}")
-        table.update(rules_of_file)
-    return MappingProxyType(table)
-
-
-BUILT_IN: Mapping[str, RuleFunction] = _assembled()
+BUILT_IN: Mapping[str, RuleFunction] = tables_of(rules.__name__, rules.__path__, "RULES")
 
 
 class RuleRegistry:

@@ -19,12 +19,10 @@ class Solver(Protocol):
     @property
     def name(self) -> str:
         """Short name, as ``highs``."""
-        ...
 
     @property
     def presolves(self) -> bool:
         """Whether it wants the whole problem; `solve` then neither reduces it nor leaves memory out at first."""
-        ...
 
     def solve(
         self,
@@ -42,4 +40,3 @@ class Solver(Protocol):
             start: a choice to begin from; it need not be feasible.
             seed: for solvers that draw numbers.
         """
-        ...

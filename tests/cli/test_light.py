@@ -74,6 +74,7 @@ def test_clusters(run: Run) -> None:
 
 def test_strategies(run: Run) -> None:
     text, data = run("strategies"), json.loads(run("strategies", "--format", "json").stdout)
+    assert len({row["description"] for row in data}) == len(data), "each strategy is described"
     assert [s["name"] for s in data] == list(strategies())
     assert all(s["description"] and s["description"] in " ".join(text.stdout.split()) for s in data)
 

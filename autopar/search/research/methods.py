@@ -1,4 +1,4 @@
-"""Strategies that search by trying choices of one mesh: one function each.
+"""Strategies that search by trying choices of one mesh: one method each, a function that spends the steps of a run.
 
     random         choices drawn at random (Bergstra and Bengio, JMLR 13, 2012): what every search should beat
     exhaustive     all choices, for problems that are small enough: what others are compared with
@@ -17,30 +17,21 @@ import time
 
 import numpy as np
 
-from autopar.plan import Plan
-from autopar.search.problem import Problem
-from autopar.search.research.run import Choices, MethodRun, Space, Walk, by_method
+from autopar.search.research.run import Choices, MethodRun, MethodStrategy, Space, Walk
 from autopar.solver import ChoiceProblem, ExhaustiveSolver, Solution, SolverError, objective, reduce_problem
 from autopar.solver.problem import Array
 
 
-def random(problem: Problem) -> Plan:
+def draw(run: MethodRun, draws: int = 64) -> None:
     """The best of choices drawn at random (Bergstra and Bengio, JMLR 2012).
 
     Where none of them is allowed (memory, or pairs that exclude each other) the answer is the choice that every method
     begins from.
 
     Args:
-        problem: what is planned; `Solving.steps` and ``seed`` decide the answer, ``time_limit_s`` is a cap.
-
-    Raises:
-        InfeasiblePlanError: no sharding fits the memory limit.
+        run: whose steps are spent.
+        draws: choices that are evaluated at a time.
     """
-    return by_method(problem, "random", draw)
-
-
-def draw(run: MethodRun, draws: int = 64) -> None:
-    """Spends the steps of ``run``, of which so many ``draws`` are evaluated at a time."""
     block = min(draws, run.steps)
     while run.more(block):
         choices = run.rng.integers(run.space.sizes, size=(block, run.space.sizes.size))
@@ -49,25 +40,18 @@ def draw(run: MethodRun, draws: int = 64) -> None:
         run.offer(choices[best], float(scores[best]))
 
 
-def exhaustive(problem: Problem, most_choices: int = 4_000_000) -> Plan:
+def enumerate_all(run: MethodRun) -> None:
     """Tries all choices of small problems, and refuses others.
 
     Reductions that leave the optimum as it is (`autopar.solver.presolve`: partitioned boolean quadratic programs,
     Scholz and Eckstein, LCTES'02) go first, where the problem is too large without them.
 
     Args:
-        problem: what is planned; `Solving.steps` is the largest number of choices.
-        most_choices: that number where it says none: a million take a second.
+        run: its steps are the largest number of choices.
 
     Raises:
         SolverError: there are more choices than that; it has their number.
-        InfeasiblePlanError: no sharding fits the memory limit.
     """
-    return by_method(problem, "exhaustive", enumerate_all, most_choices)
-
-
-def enumerate_all(run: MethodRun) -> None:
-    """Spends the steps of ``run``."""
     problem, most = run.space.problem, run.steps
     solver = ExhaustiveSolver(most)
     if problem.combinations <= most:
@@ -105,7 +89,7 @@ def _size(combinations: int) -> str:
     return f"{combinations:,}" if combinations < 10**12 else f"10^{len(str(combinations)) - 1}"
 
 
-def mcmc(problem: Problem) -> Plan:
+def walk(run: MethodRun, hot: float = 1e-2, cold: float = 1e-5, patience: float = 0.1) -> None:
     """Metropolis-Hastings over per-operator choices (FlexFlow, Jia et al., MLSys'19).
 
     A step draws a node and one of its other strategies, prices the change by that node's own tables (FlexFlow's delta
@@ -113,19 +97,7 @@ def mcmc(problem: Problem) -> Plan:
     of the start. The walk goes back to the best choice after a tenth of the steps without a better one.
 
     Args:
-        problem: what is planned; `Solving.steps` and ``seed`` decide the answer, ``time_limit_s`` is a cap.
-
-    Raises:
-        InfeasiblePlanError: no sharding fits the memory limit.
-    """
-    return by_method(problem, "mcmc", walk)
-
-
-def walk(run: MethodRun, hot: float = 1e-2, cold: float = 1e-5, patience: float = 0.1) -> None:
-    """Spends the steps of ``run``.
-
-    Args:
-        run: the run.
+        run: whose steps are spent.
         hot: rise of the cost, as a share of it, that is accepted with probability 1/e at first.
         cold: likewise at the end.
         patience: share of the steps without a better choice after which the walk returns to the best.
@@ -155,7 +127,9 @@ def walk(run: MethodRun, hot: float = 1e-2, cold: float = 1e-5, patience: float 
             here, since = Walk(space, run.best), 0
 
 
-def evolutionary(problem: Problem) -> Plan:
+def evolve(
+    run: MethodRun, population: int = 100, elite_share: float = 0.15, mutant_share: float = 0.1, elite_bias: float = 0.7
+) -> None:
     """Biased random-key genetic algorithm (Goncalves and Resende, J. Heuristics 2011; REGAL, ICLR'20).
 
     An individual has a strategy for each node. In every generation the elite stays, new mutants are drawn, and each
@@ -163,21 +137,7 @@ def evolutionary(problem: Problem) -> Plan:
     generation has the choice that every method begins from.
 
     Args:
-        problem: what is planned; `Solving.steps` and ``seed`` decide the answer, ``time_limit_s`` is a cap.
-
-    Raises:
-        InfeasiblePlanError: no sharding fits the memory limit.
-    """
-    return by_method(problem, "evolutionary", evolve)
-
-
-def evolve(
-    run: MethodRun, population: int = 100, elite_share: float = 0.15, mutant_share: float = 0.1, elite_bias: float = 0.7
-) -> None:
-    """Spends the steps of ``run``, with the numbers of Goncalves and Resende.
-
-    Args:
-        run: the run.
+        run: whose steps are spent.
         population: individuals.
         elite_share: share of them that stays.
         mutant_share: share of them that is drawn in each generation.
@@ -201,7 +161,7 @@ def evolve(
         people = np.concatenate([best, born, rng.integers(space.sizes, size=(mutants, nodes))])
 
 
-def reinforce(problem: Problem) -> Plan:
+def climb(run: MethodRun, samples: int = 50, learning_rate: float = 0.1) -> None:
     """Policy gradient placement (Mirhoseini et al., ICML'17) with a softmax for each node.
 
     Samples are drawn from independent softmax policies. The gradient is that of REINFORCE (Williams, Machine Learning
@@ -209,19 +169,7 @@ def reinforce(problem: Problem) -> Plan:
     are ranks, so that a forbidden choice does not drown the others. Adam's steps; begins from even policies.
 
     Args:
-        problem: what is planned; `Solving.steps` and ``seed`` decide the answer, ``time_limit_s`` is a cap.
-
-    Raises:
-        InfeasiblePlanError: no sharding fits the memory limit.
-    """
-    return by_method(problem, "reinforce", climb)
-
-
-def climb(run: MethodRun, samples: int = 50, learning_rate: float = 0.1) -> None:
-    """Spends the steps of ``run``.
-
-    Args:
-        run: the run.
+        run: whose steps are spent.
         samples: choices a step.
         learning_rate: length of a step.
     """
@@ -254,7 +202,7 @@ def climb(run: MethodRun, samples: int = 50, learning_rate: float = 0.1) -> None
         logits = np.where(there, logits + learning_rate * step, -np.inf)
 
 
-def beam(problem: Problem) -> Plan:
+def search(run: MethodRun) -> None:
     """Beam search in operator order (Lowerre, 1976; as Adams et al., SIGGRAPH'19, search schedules).
 
     Nodes are decided one after the other, inputs right before their first reader. The beam keeps the partial choices
@@ -262,17 +210,8 @@ def beam(problem: Problem) -> Plan:
     allow. With a memory limit those are dropped that exceed it even if all open nodes hold their least.
 
     Args:
-        problem: what is planned; `Solving.steps` decides the answer, where partial choices count like whole ones;
-            ``time_limit_s`` is a cap.
-
-    Raises:
-        InfeasiblePlanError: no sharding fits the memory limit.
+        run: whose steps are spent; partial choices count like whole ones.
     """
-    return by_method(problem, "beam", search)
-
-
-def search(run: MethodRun) -> None:
-    """Spends the steps of ``run``."""
     space = run.space
     width = max(1, run.steps // max(1, int(space.sizes.sum())))
     states: Choices = np.zeros((1, space.sizes.size), dtype=np.int64)
@@ -340,3 +279,11 @@ def _held_after(space: Space, v: int, held: Array) -> Array:
     for start, stop, nbytes in space.usages_of[v]:
         after[:, :, start:stop] += (nbytes - nbytes.min())[None, :, None]
     return after
+
+
+random = MethodStrategy("random", draw)
+exhaustive = MethodStrategy("exhaustive", enumerate_all, 4_000_000)  # a million take a second
+mcmc = MethodStrategy("mcmc", walk)
+evolutionary = MethodStrategy("evolutionary", evolve)
+reinforce = MethodStrategy("reinforce", climb)
+beam = MethodStrategy("beam", search)

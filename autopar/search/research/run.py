@@ -244,6 +244,22 @@ def by_method(problem: Problem, name: str, method: Method, steps: int = 20_000) 
     return MeshSearch(problem, search.clock).plan(search.answers, name)
 
 
+@dataclass(frozen=True)
+class MethodStrategy:
+    """The strategy of a method, described as the method is; arguments as of `by_method`."""
+
+    name: str
+    method: Method
+    steps: int = 20_000
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "__doc__", self.method.__doc__)
+
+    def __call__(self, problem: Problem) -> Plan:
+        """The plan; see `by_method`."""
+        return by_method(problem, self.name, self.method, self.steps)
+
+
 @dataclass
 class _MeshSearches:
     """The searches of all meshes, one after the other."""

@@ -102,14 +102,7 @@ class TracedStep:
     def layered(
         self, num_stages: int | None, most_groups: int, *, one_loop: bool = False, block_scores: int = 0
     ) -> LayeredStep:
-        """The step whose stacks of layers, one array for all layers, are an array for each group of layers.
-
-        Args:
-            num_stages: stages that the groups are dealt to; None where their number is free.
-            most_groups: groups at most, where it is free.
-            one_loop: whether a stage has one loop over its layers, and so one group.
-            block_scores: scores of one head from which attention runs in blocks; 0 where it does not.
-        """
+        """The step whose stacks of layers, one array for all layers, are an array for each group; see `StepSource`."""
         groups = group_count(self._layers, num_stages, most_groups, 1 if one_loop else 4)
         key = groups, block_scores
         if key not in self.layered_steps:

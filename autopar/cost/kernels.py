@@ -170,13 +170,7 @@ class KernelRates:
             seconds ~ w k / parts + half_waves half_depth + w half_depth / r + half_waves k r / parts
 
         and, where s > 1, the partial sums of w / r waves. 1 <= r <= parts needs no pieces; min(w, 1) <= r < 1 does.
-
-        Args:
-            product: whole sizes.
-            dtype: jaxpr name of the dtype that it computes in.
-            device: peaks and memory bandwidth.
-            share: of the best rate, as of operands that are not aligned.
-            parts: devices times microbatches, at most, that share it.
+        ``share`` is of the best rate, as of operands that are not aligned.
         """
         halves = self._halves(dtype, device)
         tiles = _TILE * self.cores

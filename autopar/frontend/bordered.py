@@ -148,13 +148,7 @@ def fold_borders(
 ) -> tuple[Sequence[Operator], Sequence[Operand], Mapping[str, tuple[Primitive, _Params]]]:
     """Operators and returned values with folded borders, and primitives and parameters of changed operators by id.
 
-    Args:
-        operators: of a graph, in running order.
-        returned: what it returns.
-        types: of all values and inputs.
-        params_of: jax's parameters of an operator by its id.
-        fixed: the value of an operand that depends on no input, else None.
-
+    ``types`` are of all values and inputs; other arguments are those of `autopar.frontend.folded_padding.fold_padding`.
     Operators that nothing reads any more are still there.
     """
     primitives = {op.primitive for op in operators}

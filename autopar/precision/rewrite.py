@@ -56,10 +56,9 @@ def results_of(
 ) -> list[Any]:
     """The results of the step in mixed precision.
 
+    Other arguments are those of `mixed`.
+
     Args:
-        precision: which operators compute narrow.
-        closed: the traced step.
-        parameters: of each argument whether it is a parameter, of which narrow copies are taken.
         arguments: of the step.
         scales: what operands in 8 bits are multiplied by.
     """

@@ -61,12 +61,7 @@ class AmpProgram(OverAnother):
     last: deque[Table] = field(default_factory=lambda: deque(maxlen=1))
 
     def run(self, placed: list[Any], leaves: Sequence[Any]) -> Sequence[Any]:
-        """Runs a call.
-
-        Args:
-            placed: inputs as `place_all` made them.
-            leaves: what they were made from; donated ones are deleted.
-        """
+        """Runs a call; see `autopar.runtime.loaded.LoadedProgram`."""
         results, orders = self.carry_out(self.under, self.flow, placed, ())
         rows = tuple(_row(stage, order) for stage, order in enumerate(orders))
         self.last.append(Table(self.name, self.flow.stages, self.flow.microbatches, rows))
@@ -183,12 +178,10 @@ def load_ampnet(
 ) -> AmpProgram:
     """Compiles a pipeline with the schedule AMPNet for this process's devices.
 
+    Other arguments are those of `autopar.runtime.pipeline.load_pipeline`.
+
     Args:
-        traced: the function.
-        split_step: its step as it was lowered.
-        lowered: its pipeline.
         flow: works and values of a call.
-        devices: jax devices, in the order of the cluster.
 
     Raises:
         ScheduleError: the devices are those of several processes.

@@ -96,12 +96,7 @@ class LocalProgram(LoadedStep):
         return self
 
     def run(self, placed: list[Any], leaves: Sequence[Any]) -> Sequence[Any]:
-        """Runs a step.
-
-        Args:
-            placed: inputs as `match` or `place_all` made them.
-            leaves: what they were made from; donated ones are deleted.
-        """
+        """Runs a step; see `autopar.runtime.loaded.LoadedProgram`."""
         with LAUNCHES.of(self):
             if self.donated:
                 check_donated(leaves, self.names, self.donated)

@@ -188,12 +188,7 @@ class PipelineProgram(LoadedStep):
     # -- a step --------------------------------------------------------------------------------
 
     def run(self, placed: list[Any], leaves: Sequence[Any]) -> Sequence[Any]:
-        """Runs a step.
-
-        Args:
-            placed: inputs as `match` or `place_all` made them.
-            leaves: what they were made from; donated ones are deleted.
-        """
+        """Runs a step; see `autopar.runtime.loaded.LoadedProgram`."""
         with LAUNCHES.of(self):
             check_donated(leaves, self.names, self.donated)
             inputs = self.by_name(self.without_aliases([*placed, *self.constants]))

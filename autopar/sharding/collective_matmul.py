@@ -67,11 +67,7 @@ def scattered_matmul(
 ) -> CollectiveMatmul | None:
     """A product and the reduce-scatter of its result as one collective matmul; None where they cannot be one.
 
-    Args:
-        op: any operator.
-        ranks: of its operands.
-        step: the only step after the product.
-        names: axes of the mesh.
+    Arguments are those of `gathered_matmul`; ``step`` is the only one after the product.
     """
     if op.primitive != "dot_general" or step.kind != "reduce-scatter" or not _is_plain(step, names):
         return None

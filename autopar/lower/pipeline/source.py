@@ -150,35 +150,17 @@ class TracedStages:
         return Sliced(cut.map, cut.parts, graphs, _OnDemand(len(stages), lambda s: planned[s][1]), first_of_kind(kinds))
 
     def piece(self, count: int, members: Sequence[Sequence[str]], stage: int) -> Sliced:
-        """Graph and origins of one stage of the step; the other stages are not traced.
-
-        Args:
-            count: number of microbatches.
-            members: for each stage the ids of its operators of the forward pass.
-            stage: number of the stage, from 0 on.
-        """
+        """Graph and origins of one stage of the step; the other stages are not traced. See `StageSource`."""
         cut = self._cut(count, members)
         graph, origins = self._planned(cut, stage, StepForm(count))
         return Sliced(cut.map, (cut.parts[stage],), (graph,), (origins,))
 
     def in_form(self, members: Sequence[Sequence[str]], stage: int, form: StepForm) -> Graph:
-        """The graph of one stage of the step cut into stages.
-
-        Args:
-            members: by stage the ids of its operators of the forward pass.
-            stage: number of the stage.
-            form: microbatches, recomputation with the ends of its layers, and other techniques.
-        """
+        """The graph of one stage of the step cut into stages; see `StageSource`."""
         return self._planned(self._cut(form.microbatches, members), stage, form)[0]
 
     def updates_in_backward(self, count: int, members: Sequence[Sequence[str]], stage: int) -> bool:
-        """Whether the backward loop over a stage's layers may update them.
-
-        Args:
-            count: number of microbatches.
-            members: by stage the ids of its operators of the forward pass.
-            stage: number of the stage.
-        """
+        """Whether the backward loop over a stage's layers may update them; see `StageSource`."""
         return self._updated(self._cut(count, members), stage) is not None
 
     def stage_graph(self, members: Sequence[Sequence[str]], stage: int, form: StepForm) -> StageGraph:

@@ -153,12 +153,7 @@ class WorldPipeline(LoadedStep):
         return spread(leaf, self.entries[index][1], wanted, copy=True)
 
     def run(self, placed: list[Any], leaves: Sequence[Any]) -> Sequence[Any]:
-        """Runs a step.
-
-        Args:
-            placed: inputs as `match` or `place_all` made them.
-            leaves: what they were made from; donated ones are deleted.
-        """
+        """Runs a step; see `autopar.runtime.loaded.LoadedProgram`."""
         with LAUNCHES:
             inputs = [*placed, *self.constants]
             filled = self.executable(*self._slots(inputs))
@@ -254,12 +249,7 @@ def load_world(
 ) -> WorldPipeline:
     """Compiles a pipeline for the devices of all processes.
 
-    Args:
-        traced: the function.
-        split_step: its step as it was lowered.
-        lowered: its pipeline.
-        devices: jax devices of all processes, in the order of the cluster.
-        donated: indices of the inputs that the caller gives up.
+    Arguments are those of `autopar.runtime.pipeline.load_pipeline`.
 
     Raises:
         OneProgramError: the plan cannot be one program on all devices.

@@ -81,13 +81,7 @@ class RemoteProgram(LoadedStep):
         return arrays
 
     def make(self, function: Callable[..., Sequence[Any]], arguments: Sequence[Any], inputs: range) -> list[Any]:
-        """Handles to arrays that workers make, each worker those that it reads.
-
-        Args:
-            function: arrays -> arrays.
-            arguments: what it is called with.
-            inputs: indices of the inputs of the step that its results are to be.
-        """
+        """Handles to arrays that workers make, each worker those that it reads; see `LoadedProgram`."""
         flat: dict[int, Callable[[Sequence[Any]], Any]] = {}
         for position, n in enumerate(inputs):
             at = self.split_step.inputs[n]
@@ -107,15 +101,7 @@ class RemoteProgram(LoadedStep):
         return results
 
     def run(self, placed: list[Any], leaves: Sequence[Any], *, timed: bool = False) -> Sequence[Any]:
-        """Runs a step.
-
-        Args:
-            placed: inputs as `match` or `place_all` made them.
-            leaves: what they were made from; donated ones are deleted.
-            timed: whether each instruction is timed, for `timeline`.
-
-        Returns handles to the results.
-        """
+        """Handles to the results of a step; see `LoadedProgram`. ``timed`` instructions are for `timeline`."""
         results = self.runtime.step(self.inputs(placed), timed=timed)
         give_up(leaves, self.donated)
         return self.joined(dict(enumerate(results)))
@@ -266,12 +252,10 @@ def load_remote(
 ) -> RemoteProgram:
     """Starts workers for a pipeline and compiles it there.
 
+    Other arguments are those of `autopar.runtime.pipeline.load_pipeline`.
+
     Args:
-        traced: the function.
-        split_step: its step as it was lowered.
-        lowered: its pipeline.
         cluster: where the workers are.
-        donated: indices of the inputs that the caller gives up.
         progress: told what is being done.
         smaller_pipeline: a smaller cluster -> a pipeline of the same step there, for when machines are lost for good.
 
@@ -295,13 +279,9 @@ def load_remote(
 def load_program(
     traced: Traced, split_step: SplitStep, runtime: RemotePipeline, donated: Sequence[int]
 ) -> RemoteProgram:
-    """The program of a pipeline that is loaded; what the function closes over is put on the workers.
+    """The program of a pipeline that is loaded, ``runtime``; other arguments are those of `load_remote`.
 
-    Args:
-        traced: the function.
-        split_step: its step as it was lowered.
-        runtime: the pipeline.
-        donated: indices of the inputs that the caller gives up.
+    What the function closes over is put on the workers.
     """
     count = len(traced.signature.traced)
     program = RemoteProgram(*described_inputs(traced, donated), (), runtime, split_step)

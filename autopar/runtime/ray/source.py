@@ -118,15 +118,9 @@ def pipelined(
     num_outputs: int,
     batch: Mapping[str, int],
 ) -> Pipelined:
-    """A pipeline with a flush, whose step begins with its inputs and ends with its outputs.
+    """A pipeline with a flush, whose step begins with its inputs and ends with its outputs, ``num_outputs`` of them.
 
-    Args:
-        program: the instruction lists.
-        programs: of all stages.
-        axes: mesh axes of each stage.
-        inputs: inputs of the step.
-        batch: for each input that is cut into microbatches its dim, by name.
-        num_outputs: number of the step's outputs.
+    Other arguments are those of `Pipelined`.
     """
     places = places_of_inputs(program, inputs, batch)
     return Pipelined(program, programs, axes, inputs, batch, places, _results(program, programs, axes, num_outputs))

@@ -178,16 +178,10 @@ def load_remote_stale(
 ) -> StaleProgram:
     """Starts workers for a pipeline without a flush and compiles it there; other calls are compiled when they come.
 
-    Args:
-        traced: the function.
-        split_step: its step as it was lowered.
-        lowered: its pipeline.
-        windows: instruction lists of all calls.
-        cluster: where the workers are.
-        progress: called with what is being done.
+    Other arguments and errors are those of `load_remote`.
 
-    Raises:
-        ClusterError: the cluster has not as many devices as the plan wants, or workers do not start.
+    Args:
+        windows: instruction lists of all calls.
     """
 
     def load(source: Pipelined) -> RemotePipeline:

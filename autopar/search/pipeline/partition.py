@@ -263,12 +263,7 @@ def can_be_sliced(
 ) -> bool:
     """Whether some slicing of the layers into stages fits the memory, found in one pass of the dynamic program.
 
-    Args:
-        costs: of every run of layers on every kind of submesh.
-        devices: number of devices, by node group where there are several; all are used.
-        microbatches: their number.
-        limit_bytes: memory of a device, by node group where there are several.
-        num_stages: the only number of stages to consider, or None for any.
+    Arguments are those of `slice_layers`.
     """
     within = _answers(costs, devices, microbatches, limit_bytes, num_stages)
     return within is not None and within(np.inf) is not None

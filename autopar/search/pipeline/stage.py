@@ -179,13 +179,11 @@ def submit_like(
 ) -> None:
     """Submits stages to the pool that are like one that is planned, where its plan does not fit their memory.
 
+    Other arguments are those of `submit_stages`.
+
     Args:
-        pipeline: what is planned.
         planned: the plan of the stage that they are like.
         stages: in the order in which they are planned, more in flight the later.
-        placements: by stage its first device and the number of devices.
-        shared: plans one stage on its submesh.
-        cutoff_s: busy seconds of a step from which a stage's plan is of no use.
     """
     tried = levels_of(pipeline.problem.job.remat)
     form = StepForm(pipeline.table.num_microbatches, planned.stages[0].form.remat)

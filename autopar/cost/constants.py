@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cluster.catalog import folder
+from autopar.cost.network import NetworkRates
 from autopar.errors import AutoparError
 
 #: A number, or one for each of several kernels.
@@ -45,18 +46,6 @@ class Kernels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     misaligned_share: _Fraction
     memory_share: _Fraction
     partial_bytes: _Positive
-
-
-class NetworkConstants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Speed of collectives on any network.
-
-    Args:
-        level_s: seconds that each level of a tree over nodes adds, once up and once down, to the link's latency.
-        ramp: what is lost where latency and transfer are equal, as a fraction of the lesser.
-    """
-
-    level_s: _NotNegative
-    ramp: _NotNegative
 
 
 class Stack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -183,7 +172,7 @@ class Constants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     kernels: Kernels
-    network: NetworkConstants
+    network: NetworkRates
     stacks: Mapping[str, Stack]
     cores: Mapping[str, int]
     best_f8: Mapping[str, _Fraction]

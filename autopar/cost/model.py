@@ -56,9 +56,7 @@ class CostModel:
         object.__setattr__(self, "stack", constants.stack(self.cluster.stack))
         rates = tuple(kernel_rates(d, constants) for d in self.cluster.device_types)
         object.__setattr__(self, "rates", rates)
-        between = constants.network
-        network = NetworkRates(between.level_s, between.ramp) if all(rates) else None
-        object.__setattr__(self, "network", network)
+        object.__setattr__(self, "network", constants.network if all(rates) else None)
 
     def on(self, cluster: Cluster) -> CostModel:
         """The same on another cluster, as on that of a stage: all that was given stays."""

@@ -11,15 +11,16 @@ bandwidth; between them ``ramp`` times the lesser of the two is lost.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
 
 from autopar.cluster import Link, Span
 from autopar.cost.collectives import collective_on_link_s, wire_bytes
 from autopar.cost.sends import lane_bandwidth
 
 
-@dataclass(frozen=True, slots=True)
-class NetworkRates:
+class NetworkRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Speed of collectives on any network of nodes.
 
     Args:
@@ -27,8 +28,8 @@ class NetworkRates:
         ramp: what is lost where latency and transfer are equal, as a fraction of the lesser.
     """
 
-    level_s: float
-    ramp: float
+    level_s: Annotated[float, msgspec.Meta(ge=0)]
+    ramp: Annotated[float, msgspec.Meta(ge=0)]
 
     def both_s(self, latency_s: float, transfer_s: float) -> float:
         """Seconds of a collective with this latency and transfer."""

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 from autopar.cluster import Cluster, LinkSpec, Span
-from autopar.cost.constants import NetworkConstants
 from autopar.cost.network import NetworkRates
 from autopar.cost.sends import lane_s
 
@@ -25,10 +24,10 @@ class TransformerNetwork:
     devices_per_node: int
     intra: LinkSpec
     inter: LinkSpec
-    constants: NetworkConstants
+    constants: NetworkRates
 
     @staticmethod
-    def of(cluster: Cluster, constants: NetworkConstants) -> TransformerNetwork:
+    def of(cluster: Cluster, constants: NetworkRates) -> TransformerNetwork:
         """The network of a cluster's first group."""
         group = cluster.groups[0]
         if isinstance(group.inter, LinkSpec):
@@ -56,7 +55,7 @@ class TransformerNetwork:
         nodes = math.ceil(ranks / inside)
         whole = nodes == 1 and ranks >= self.devices_per_node
         span = Span(nodes, inside, senders, whole, self.intra, self.inter)
-        return NetworkRates(self.constants.level_s, self.constants.ramp).collective_s(kind, full_bytes, span)
+        return self.constants.collective_s(kind, full_bytes, span)
 
     def send_s(self, bytes: float, stride: int, senders: int) -> float:
         """Seconds to send ``bytes`` from each device to one ``stride`` away.

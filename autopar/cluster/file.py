@@ -57,6 +57,10 @@ class _DeviceFile(_Strict, frozen=True):
     function_s: dict[str, Any] = {}  # checked below, as peak_flops
 
 
+#: Fields of a device that are curves.
+_CURVES = tuple(name for name in _DeviceFile.__struct_fields__ if name.endswith("_efficiency"))
+
+
 class _CollectiveFile(_Strict, frozen=True):
     kind: Literal["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"]
     devices: Annotated[int, msgspec.Meta(ge=2, le=1 << 20)]
@@ -135,18 +139,15 @@ def _curve(where: str, value: float | list[tuple[float, float]]) -> Curve:
         raise ClusterError(f"{where}: {error.fact}", remedy=error.remedy) from error
 
 
+def _fields(value: Any, names: Sequence[str], **changed: Any) -> dict[str, Any]:
+    """Fields of a table or an object by name, some of them changed: both forms of a cluster have the same names."""
+    return {name: getattr(value, name) for name in names} | changed
+
+
 def _link(where: str, table: _LinkFile) -> LinkSpec:
     try:
-        return LinkSpec(
-            table.bandwidth,
-            table.latency_s,
-            table.efficiency,
-            table.node_bandwidth,
-            table.torus_dims,
-            table.switch_share,
-            table.group_shares,
-            tuple(MeasuredCollective(c.kind, c.devices, c.seconds) for c in table.collectives),
-        )
+        measured = tuple(MeasuredCollective(c.kind, c.devices, c.seconds) for c in table.collectives)
+        return LinkSpec(**_fields(table, _LinkFile.__struct_fields__, collectives=measured))
     except ClusterError as error:  # all else was checked before
         raise ClusterError(f"{where}.collectives: {error.fact}", remedy=error.remedy) from error
 
@@ -160,26 +161,18 @@ def _device(where: str, table: _DeviceFile) -> Device:
             remedy="add peak_flops.f32 in FLOP/s",
         )
 
-    def optional(name: str) -> Curve | None:
-        value = getattr(table, name)
-        return None if value is None else _curve(f"{where}.{name}", value)
-
+    curves = {n: getattr(table, n) for n in _CURVES}
     return Device(
-        kind=table.kind,
-        memory_bytes=whole(f"{where}.memory_bytes", table.memory_bytes),
-        memory_bandwidth=table.memory_bandwidth,
-        peak_flops=tuple(rates.items()),
-        compute_efficiency=_curve(f"{where}.compute_efficiency", table.compute_efficiency),
-        memory_efficiency=_curve(f"{where}.memory_efficiency", table.memory_efficiency),
-        launch_s=table.launch_s,
-        jax_kinds=tuple(table.jax_kinds),
-        convolution_efficiency=optional("convolution_efficiency"),
-        kernel_gradient_efficiency=optional("kernel_gradient_efficiency"),
-        convolutions=tuple(ConvolutionRate(**msgspec.structs.asdict(rate)) for rate in table.convolutions),
-        reorder_efficiency=optional("reorder_efficiency"),
-        reduction_efficiency=optional("reduction_efficiency"),
-        first_touch_bandwidth=table.first_touch_bandwidth,
-        function_s=tuple((n, positive(f"{where}.function_s.{n}", s)) for n, s in table.function_s.items()),
+        **_fields(
+            table,
+            _DeviceFile.__struct_fields__,
+            memory_bytes=whole(f"{where}.memory_bytes", table.memory_bytes),
+            peak_flops=tuple(rates.items()),
+            jax_kinds=tuple(table.jax_kinds),
+            convolutions=tuple(ConvolutionRate(**msgspec.structs.asdict(rate)) for rate in table.convolutions),
+            function_s=tuple((n, positive(f"{where}.function_s.{n}", s)) for n, s in table.function_s.items()),
+            **{n: None if c is None else _curve(f"{where}.{n}", c) for n, c in curves.items()},
+        )
     )
 
 
@@ -201,72 +194,51 @@ def parse(data: Any, where: str) -> tuple[str, tuple[NodeGroup, ...]]:
     for i, group in enumerate(table.groups):
         path = f"{where}: groups[{i}]"
         host = group.host_memory_bytes
-        groups.append(
-            NodeGroup(
-                count=group.count,
-                devices_per_node=group.devices_per_node,
-                device=_device(f"{path}.device", group.device),
-                intra=_link(f"{path}.intra", group.intra),
-                inter=_link(f"{path}.inter", group.inter) if isinstance(group.inter, _LinkFile) else group.inter,
-                host_memory_bytes=None if host is None else whole(f"{path}.host_memory_bytes", host),
-                host_bandwidth=group.host_bandwidth,
-                slices=None if group.slices is None else _link(f"{path}.slices", group.slices),
-                measured=group.measured,
-                device_dollars_per_hour=group.device_dollars_per_hour,
-            )
-        )
+        links = {"intra": group.intra, "inter": group.inter, "slices": group.slices}
+        changed: dict[str, Any] = {
+            name: _link(f"{path}.{name}", link) if isinstance(link, _LinkFile) else link for name, link in links.items()
+        }
+        if host is not None:
+            changed["host_memory_bytes"] = whole(f"{path}.host_memory_bytes", host)
+        device = _device(f"{path}.device", group.device)
+        groups.append(NodeGroup(**_fields(group, _GroupFile.__struct_fields__, device=device, **changed)))
     return table.name, tuple(groups)
 
 
 def plain(name: str, groups: Sequence[NodeGroup]) -> dict[str, Any]:
     """The plain form of a cluster, without the keys that have their default value: `parse` reads it back."""
 
-    def curve(value: Curve) -> Any:
+    def curve(value: Curve | None) -> Any:
+        if value is None:
+            return None
         return value.points[0][1] if len(value.points) == 1 else [list(p) for p in value.points]
 
-    def optional(value: Curve | None) -> Any:
-        return None if value is None else curve(value)
-
-    def link(value: LinkSpec) -> _LinkFile:
-        return _LinkFile(
-            value.bandwidth,
-            value.latency_s,
-            value.efficiency,
-            value.node_bandwidth,
-            value.torus_dims,
-            value.switch_share,
-            value.group_shares,
-            tuple(_CollectiveFile(m.kind, m.devices, m.seconds) for m in value.collectives),  # type: ignore[arg-type]
+    def device(value: Device) -> _DeviceFile:
+        fields = _fields(
+            value,
+            _DeviceFile.__struct_fields__,
+            peak_flops=dict(value.peak_flops),
+            jax_kinds=list(value.jax_kinds),
+            convolutions=[_ConvolutionFile(**asdict(rate)) for rate in value.convolutions],
+            function_s=dict(value.function_s),
+            **{name: curve(getattr(value, name)) for name in _CURVES},
         )
+        return _DeviceFile(**fields)
+
+    def link(value: LinkSpec | str | None) -> Any:
+        if not isinstance(value, LinkSpec):
+            return value
+        measured = tuple(_CollectiveFile(**asdict(m)) for m in value.collectives)
+        return _LinkFile(**_fields(value, _LinkFile.__struct_fields__, collectives=measured))
 
     tables = [
         _GroupFile(
-            count=g.count,
-            devices_per_node=g.devices_per_node,
-            device=_DeviceFile(
-                kind=g.device.kind,
-                memory_bytes=g.device.memory_bytes,
-                memory_bandwidth=g.device.memory_bandwidth,
-                peak_flops=dict(g.device.peak_flops),
-                compute_efficiency=curve(g.device.compute_efficiency),
-                memory_efficiency=curve(g.device.memory_efficiency),
-                launch_s=g.device.launch_s,
-                jax_kinds=list(g.device.jax_kinds),
-                convolution_efficiency=optional(g.device.convolution_efficiency),
-                kernel_gradient_efficiency=optional(g.device.kernel_gradient_efficiency),
-                convolutions=[_ConvolutionFile(**asdict(rate)) for rate in g.device.convolutions],
-                reorder_efficiency=optional(g.device.reorder_efficiency),
-                reduction_efficiency=optional(g.device.reduction_efficiency),
-                first_touch_bandwidth=g.device.first_touch_bandwidth,
-                function_s=dict(g.device.function_s),
-            ),
-            intra=link(g.intra),
-            inter=link(g.inter) if isinstance(g.inter, LinkSpec) else g.inter,
-            host_memory_bytes=g.host_memory_bytes,
-            host_bandwidth=g.host_bandwidth,
-            slices=None if g.slices is None else link(g.slices),
-            measured=g.measured,
-            device_dollars_per_hour=g.device_dollars_per_hour,
+            **_fields(
+                g,
+                _GroupFile.__struct_fields__,
+                device=device(g.device),
+                **{name: link(getattr(g, name)) for name in ("intra", "inter", "slices")},
+            )
         )
         for g in groups
     ]

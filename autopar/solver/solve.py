@@ -118,9 +118,10 @@ def solve(
     known = known or solve_relaxed(problem, goal, start)
     if known is not None and known.choice:
         start = known.choice
-    best = start if start is not None and is_feasible(problem, start) else ()
-    rounds = _Rounds(problem, engine, goal, began, math.inf if time_limit_s is None else began + time_limit_s, seed)
-    rounds.best, rounds.best_cost = best, objective(problem, best) if best else math.inf
+    deadline = math.inf if time_limit_s is None else began + time_limit_s
+    rounds = _Rounds(problem, engine, goal, seed, deadline, began=began)
+    if start and is_feasible(problem, start):
+        rounds.take(start, objective(problem, start))
     if known is not None:
         rounds.bound = known.lower_bound
         enough = known.status in (Status.OPTIMAL, Status.INFEASIBLE) or goal.hopeless(known.lower_bound)
@@ -131,35 +132,46 @@ def solve(
 
 
 @dataclass(eq=False)
-class _Rounds:
-    """Solving under more and more of the memory limit.
+class _Known:
+    """Best choice and bound of a problem while it is solved.
 
     Args:
         problem, engine, goal, seed: see `solve`.
-        began, deadline: of `time.monotonic`.
-        best: the cheapest feasible choice, or ().
-        best_cost: its cost; an empty problem gets its () by solving it.
+        deadline: of `time.monotonic`.
+        best: the cheapest feasible choice, or None.
+        cost: its cost; inf where there is none.
         bound: no choice costs less.
+        began: reading of `time.monotonic`.
     """
 
     problem: ChoiceProblem
     engine: Solver
     goal: Goal
-    began: float
-    deadline: float
     seed: int
-    best: tuple[int, ...] = ()
-    best_cost: float = math.inf
+    deadline: float
+    best: tuple[int, ...] | None = None
+    cost: float = math.inf
     bound: float = -math.inf
+    began: float = field(default_factory=time.monotonic)
 
-    def answer(self, status: Status) -> Solution:
+    def take(self, choice: tuple[int, ...], cost: float) -> None:
+        """Notes a choice that fits, if it is cheaper."""
+        if cost < self.cost:
+            self.best, self.cost = choice, cost
+
+    def answer(self, status: Status = Status.UNKNOWN) -> Solution:
+        """The solution: OPTIMAL or INFEASIBLE where that is proven, else what is known."""
         seconds = time.monotonic() - self.began
         if status is Status.INFEASIBLE:
             return Solution(status, (), math.inf, math.inf, seconds, self.engine.name)
         if status is not Status.OPTIMAL:
-            status = Status.FEASIBLE if self.best else Status.UNKNOWN
-        bound = min(self.bound, self.best_cost)
-        return Solution(status, self.best, self.best_cost, bound, seconds, self.engine.name)
+            status = Status.UNKNOWN if self.best is None else Status.FEASIBLE
+        return Solution(status, self.best or (), self.cost, min(self.bound, self.cost), seconds, self.engine.name)
+
+
+@dataclass(eq=False)
+class _Rounds(_Known):
+    """Solving under more and more of the memory limit."""
 
     def run(self, binds: bool) -> Solution:
         """Rounds until the answer holds the limit; ``binds`` as of `solve`."""
@@ -168,9 +180,9 @@ class _Rounds:
         while True:
             reduction = reduce_problem(problem, times)
             if (times or binds) and reduction.problem is not None and plan_elimination(reduction.problem) is None:
-                near = Goal(WIDE_GAP).reached(self.best_cost, self.bound) or goal.saves_little(self.bound, WIDE_GAP)
+                near = Goal(WIDE_GAP).reached(self.cost, self.bound) or goal.saves_little(self.bound, WIDE_GAP)
                 if self.best and near and goal.gap > 0:
-                    return self.answer(Status.FEASIBLE)
+                    return self.answer()
                 # A wide problem is solved with multipliers on all rows at once; few rows would only make it narrower.
                 times = maximal_times(problem.usages)
                 reduction = reduce_problem(problem, times)
@@ -186,13 +198,13 @@ class _Rounds:
             broken = () if choice is None else broken_times(problem, choice, problem.limit_bytes)
             if choice is not None and not broken:
                 cost = objective(problem, choice)
-                if cost <= self.best_cost:
-                    self.best, self.best_cost = choice, cost
+                if cost <= self.cost:
+                    self.best, self.cost = choice, cost
             if not broken:
                 return self.answer(status)
             # What is optimal under a part of the limit alone is no answer.
             if goal.hopeless(self.bound) or time.monotonic() >= self.deadline:
-                return self.answer(Status.UNKNOWN)
+                return self.answer()
             times = tuple(sorted({*times, *broken}))
 
     def _inner(self, reduction: Reduction, inner: ChoiceProblem) -> tuple[Status, tuple[int, ...] | None]:
@@ -251,7 +263,8 @@ def solve_bounded(
         prices = price_wide(problem, engine, deadline, start, seed, most_entries, bounds_goal)
     else:
         prices = climb(problem, deadline, start, most_entries, goal if problem.columns > TINY else bounds_goal)
-    state = _State(problem, engine, seed, deadline, most_entries, goal, prices.choice, prices.cost, prices.bound)
+    known = prices.choice, prices.cost, prices.bound
+    state = _State(problem, engine, goal, seed, deadline, *known, most_entries=most_entries)
     if start is not None and is_feasible(problem, start):
         state.take(start, objective(problem, start))
     if state.bound == math.inf:
@@ -262,46 +275,19 @@ def solve_bounded(
     wide = elimination is None and problem.usages and sum(node.costs.size for node in problem.nodes) > _PROVABLE
     close = goal.reached(state.cost, state.bound) and problem.columns > TINY
     if state.cost > state.bound and (goal.hopeless(state.bound) or close or (wide and state.best is not None)):
-        return state.stopped()
+        return state.answer()
     return state.close([marginal - prices.bound for marginal in prices.marginals])
 
 
 @dataclass(eq=False)
-class _State:
-    """State of a problem that bounds left open.
+class _State(_Known):
+    """State of a reduced problem that bounds left open.
 
     Args:
-        problem: reduced.
-        engine, seed, most_entries, goal: see `solve_bounded`.
-        deadline: of `time.monotonic`.
-        best: the cheapest choice, or None.
-        cost: its cost; inf where there is none.
-        bound: no choice costs less.
+        most_entries: see `solve_bounded`.
     """
 
-    problem: ChoiceProblem
-    engine: Solver
-    seed: int
-    deadline: float
-    most_entries: int
-    goal: Goal
-    best: tuple[int, ...] | None
-    cost: float
-    bound: float
-    began: float = field(default_factory=time.monotonic)
-
-    def take(self, choice: tuple[int, ...], cost: float) -> None:
-        """Notes a choice that fits, if it is cheaper."""
-        if cost < self.cost:
-            self.best, self.cost = choice, cost
-
-    def answer(self, status: Status) -> Solution:
-        choice = () if self.best is None else self.best
-        seconds = time.monotonic() - self.began
-        return Solution(status, choice, self.cost, min(self.bound, self.cost), seconds, self.engine.name)
-
-    def stopped(self) -> Solution:
-        return self.answer(Status.UNKNOWN if self.best is None else Status.FEASIBLE)
+    most_entries: int = MOST_ENTRIES
 
     def close(self, excess: Sequence[Array]) -> Solution:
         """Asks for the cheapest choice within a width of the bound that grows until the goal is reached.
@@ -312,18 +298,18 @@ class _State:
         low, keep = self.bound, _OPEN
         while self.cost > self.bound:
             if time.monotonic() >= self.deadline:
-                return self.stopped()
+                return self.answer()
             width = min(self.cost - low, _width(excess, len(self.problem.nodes) + keep))
             answer = self.within(excess, width)
             if answer.choice:
                 self.take(answer.choice, answer.objective)
             self.bound = max(self.bound, min(low + width, answer.lower_bound))
             if answer.status not in (Status.OPTIMAL, Status.INFEASIBLE):
-                return self.stopped()
+                return self.answer()
             if width >= self.cost - low:
                 break
             if self.goal.hopeless(self.bound) or (self.cost > self.bound and self.goal.reached(self.cost, self.bound)):
-                return self.stopped()
+                return self.answer()
             keep *= _WIDEN
         return self.answer(Status.INFEASIBLE if self.best is None else Status.OPTIMAL)
 

@@ -14,7 +14,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import Protocol
 
 import numpy as np
 
@@ -45,6 +44,20 @@ _ROUNDING = 1e-12
 
 @dataclass(eq=False)
 class _WideSearch:
+    """Choices of a problem that are known, and the planes that they make.
+
+    Args:
+        problem: of which they are.
+        bare: it without memory.
+        limit: bytes.
+        rows: of memory.
+        most_entries: see `price_wide`.
+        planes: of the choices.
+        choice: the cheapest that fits, or None.
+        cost: its cost; inf where there is none.
+        seen: all of them.
+    """
+
     problem: ChoiceProblem
     bare: ChoiceProblem
     limit: float
@@ -255,27 +268,8 @@ _PATIENCE = 60  # nodes of HiGHS's tree for one mixture; no seconds, so that a b
 _LEAST_GAIN = 1e-3  # part of the cost that a mixture must save to be looked for: less is below what predictions err by
 
 
-class Choices(Protocol):
-    """Choices of a problem that are known.
-
-    Attributes:
-        problem: of which they are.
-        choice: the cheapest that fits, or None.
-        cost: its cost; inf where there is none.
-        seen: all of them.
-    """
-
-    problem: ChoiceProblem
-    choice: tuple[int, ...] | None
-    cost: float
-    seen: set[tuple[int, ...]]
-
-    def take(self, choice: tuple[int, ...]) -> float:
-        """Notes a choice; returns its cost."""
-
-
 def mix(
-    known: Choices, excess: Sequence[Array], bound: float, engine: Solver, deadline: float, seed: int, goal: Goal
+    known: _WideSearch, excess: Sequence[Array], bound: float, engine: Solver, deadline: float, seed: int, goal: Goal
 ) -> None:  # fmt: skip
     """Notes cheap mixtures of the choices that are known.
 
@@ -315,7 +309,7 @@ def mix(
         _solve(known, mixture, engine, deadline, seed, goal)
 
 
-def _mixture(known: Choices, excess: Sequence[Array], more: int) -> Reduction:
+def _mixture(known: _WideSearch, excess: Sequence[Array], more: int) -> Reduction:
     """The problem of strategies that some choice took, and of the ``more`` others of least ``excess``."""
     keep = lowest(excess, more)
     for choice in known.seen:
@@ -324,7 +318,7 @@ def _mixture(known: Choices, excess: Sequence[Array], more: int) -> Reduction:
     return restricted(known.problem, keep)
 
 
-def _relaxed(known: Choices, mixture: Reduction, goal: Goal) -> Solution | None:
+def _relaxed(known: _WideSearch, mixture: Reduction, goal: Goal) -> Solution | None:
     """The relaxation of a mixture, whose choice is noted; None where nothing is left to choose."""
     if mixture.problem is None or not mixture.problem.nodes:
         return None
@@ -338,7 +332,7 @@ def _relaxed(known: Choices, mixture: Reduction, goal: Goal) -> Solution | None:
     return relaxed
 
 
-def _solve(known: Choices, mixture: Reduction, engine: Solver, deadline: float, seed: int, goal: Goal) -> None:
+def _solve(known: _WideSearch, mixture: Reduction, engine: Solver, deadline: float, seed: int, goal: Goal) -> None:
     """Notes the cheapest choice of a mixture.
 
     HiGHS ends where what it leaves open is of no use: it saves too little, or costs more than the goal's cutoff.

@@ -26,7 +26,7 @@ class Known:
     seen: set[tuple[int, ...]] = field(default_factory=set)
 
     def take(self, choice: tuple[int, ...]) -> float:
-        """See `Choices`."""
+        """Notes a choice; returns its cost."""
         cost = objective(self.problem, choice)
         self.seen.add(choice)
         if cost < self.cost and is_feasible(self.problem, choice):

@@ -12,8 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import msgspec
+
 from autopar.cost.calibration import Sample
-from autopar.cost.links import How, LinkSample
+from autopar.cost.links import LinkSample
 from autopar.errors import AutoparError, ClusterError
 from autopar.runtime.measuring import Effort
 from autopar.runtime.ray.cluster import RayCluster
@@ -38,17 +40,6 @@ _FANS, _MOST_WORKERS, _CHAIN = 4, 8, 4
 #: All arrays of a fan or a chain together: a worker holds them at the same time.
 _MOST_BYTES = 1 << 28
 _CALLS = 20
-
-
-@dataclass(frozen=True)
-class LinkCase:
-    """Transfers between workers that are timed."""
-
-    how: How
-    workers: tuple[int, ...]
-    sizes: tuple[int, ...]
-    lanes: int
-    count: int = 1
 
 
 @dataclass(frozen=True)
@@ -142,7 +133,7 @@ def measure_workers(cluster: RayCluster, effort: Effort, say: Callable[[str], No
     return MeasuredWorkers(kinds, links, len(set(session.machines)), call_s, transport)
 
 
-def cases_of(machines: Sequence[str], devices: Sequence[int], effort: Effort) -> tuple[LinkCase, ...]:
+def cases_of(machines: Sequence[str], devices: Sequence[int], effort: Effort) -> tuple[TransferRequest, ...]:
     """Transfers to time: between workers of different machines, one of each; on one machine between all.
 
     Args:
@@ -156,13 +147,15 @@ def cases_of(machines: Sequence[str], devices: Sequence[int], effort: Effort) ->
     lanes = min(devices[w] for w in ends)
     pairs = _spaced(tuple(itertools.combinations(ends, 2)), effort.pairs)
     cases = [
-        LinkCase("bounce", pair, _sizes(effort, 1, some), some) for pair in pairs for some in dict.fromkeys((1, lanes))
+        TransferRequest("bounce", pair, _sizes(effort, 1, some), some)
+        for pair in pairs
+        for some in dict.fromkeys((1, lanes))
     ]
     if len(ends) > 2:
         for source in _spaced(ends, _FANS):
             targets = tuple(w for w in ends if w != source)[: _MOST_WORKERS - 1]
-            cases.append(LinkCase("fan", (source, *targets), _sizes(effort, len(targets), lanes), lanes))
-    return (*cases, LinkCase("chain", ends[:_MOST_WORKERS], _sizes(effort, _CHAIN, lanes), lanes, _CHAIN))
+            cases.append(TransferRequest("fan", (source, *targets), _sizes(effort, len(targets), lanes), lanes))
+    return (*cases, TransferRequest("chain", ends[:_MOST_WORKERS], _sizes(effort, _CHAIN, lanes), lanes, _CHAIN))
 
 
 def kinds_of(facts: Sequence[DeviceFacts]) -> tuple[tuple[DeviceFacts, tuple[int, ...]], ...]:
@@ -198,13 +191,13 @@ def _call_s(session: Session, limit_s: float) -> float:
 
 
 def _exchanged(
-    session: Session, cases: Sequence[LinkCase], effort: Effort, limit_s: float, say: Callable[[str], None]
+    session: Session, cases: Sequence[TransferRequest], effort: Effort, limit_s: float, say: Callable[[str], None]
 ) -> tuple[LinkSample, ...]:
-    seconds: dict[tuple[LinkCase, int], list[float]] = {(c, size): [] for c in cases for size in c.sizes}
+    seconds: dict[tuple[TransferRequest, int], list[float]] = {(c, size): [] for c in cases for size in c.sizes}
     for n in range(effort.repeats):
         say(f"measuring {len(cases)} links and paths, round {n + 1} of {effort.repeats}")
         for case in cases:
-            message = encode(TransferRequest(case.how, case.workers, case.sizes, case.lanes, case.count, limit_s))
+            message = encode(msgspec.structs.replace(case, deadline_s=limit_s))
             answers = session.call("exchange", [(message,)] * session.groups.num_processes, limit_s)
             results = [decode(answer[1], TransferResult) for answer in answers]
             if not all(f.equal for f in results):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
@@ -352,8 +353,8 @@ class TransferRequest(msgspec.Struct, frozen=True):
     workers: tuple[int, ...]
     sizes: tuple[int, ...]
     lanes: int
-    count: int
-    deadline_s: float
+    count: int = 1
+    deadline_s: float = math.inf
 
 
 class TransferResult(msgspec.Struct, frozen=True):

@@ -79,11 +79,6 @@ class VersionMap:
 class _WithoutFlush(Schedule):
     """The rows of 1F1B; `autopar.schedule.without_flush.lists` orders one call after another without an end between."""
 
-    @property
-    def name(self) -> str:
-        """The name of its version map."""
-        raise NotImplementedError
-
     def table(self, num_stages: int, num_microbatches: int) -> Table:
         """Tasks of each worker, in order. The table exists for two stages and more."""
         check_counts(self.name, num_stages, num_microbatches)

@@ -37,7 +37,6 @@ from autopar.runtime.ray.values import ArrayOwner, RemoteArray, RemoteStack, Wri
 from autopar.runtime.shards import (
     DamageError,
     Leaf,
-    Written,
     check_leaves,
     leaf_of,
     open_plain,
@@ -275,7 +274,7 @@ def _parts(leaves: Sequence[tuple[str, Any]]) -> _ShardSources:
 
 def _written(folder: Path, parts: _ShardSources) -> Iterable[Leaf]:
     """Writes everything; the leaves."""
-    by_leaf: dict[str, list[Written]] = {}
+    by_leaf: dict[str, list[Leaf]] = {}
     for number, writing in enumerate(parts.remote):
         by_leaf.update(writing.write(folder, f"pipeline-{number}"))
     if parts.local:
@@ -283,8 +282,7 @@ def _written(folder: Path, parts: _ShardSources) -> Iterable[Leaf]:
         by_leaf.update({name: [w] for name, w in write_shards(folder / "process-local.bin", tiles).items()})
     for path, names in parts.names.items():
         whole = [leaf_of(path, by_leaf[n]) for n in names]
-        written = [Written(x.shape, x.dtype, x.key, x.shards) for x in whole]
-        yield leaf_of(path, written if len(written) == 1 else [stacked(written)])
+        yield whole[0] if len(whole) == 1 else leaf_of(path, [stacked(whole)])
 
 
 def _read_remote(folder: Path, wanted: Mapping[str, tuple[Leaf, Any]]) -> dict[str, Any]:

@@ -51,13 +51,13 @@ class Shard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Leaf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """An array of a checkpoint.
+    """An array of a checkpoint, or the pieces of one that a process wrote.
 
     Args:
-        path: in the tree.
+        path: in the tree; of what a process wrote its name there.
         shape: of the array; of the data where it is one of keys.
         dtype: likewise.
-        shards: together they are the array, without overlap.
+        shards: of an array of a checkpoint together they are it, without overlap.
         key: random number generator of keys, or empty.
     """
 
@@ -77,22 +77,6 @@ class Leaf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         return msgspec.structs.replace(self, shape=(count, *self.shape[1:]), shards=moved)
 
 
-class Written(msgspec.Struct, frozen=True):
-    """Pieces of an array that a process wrote, and the type of the whole array.
-
-    Args:
-        shape: of the whole array.
-        dtype: its dtype; that of the data of keys.
-        key: random number generator of keys, or empty.
-        shards: what this process has of it.
-    """
-
-    shape: tuple[int, ...]
-    dtype: str
-    key: str
-    shards: tuple[Shard, ...] = msgspec.field(name="pieces")
-
-
 class DamageError(Exception):
     """A file is not what was written; ``file`` is its name."""
 
@@ -101,7 +85,7 @@ class DamageError(Exception):
         super().__init__(reason)
 
 
-def write_shards(path: Path, arrays: Iterable[tuple[str, Tiled]]) -> dict[str, Written]:
+def write_shards(path: Path, arrays: Iterable[tuple[str, Tiled]]) -> dict[str, Leaf]:
     """Writes pieces into a new file; returns when they are on disk.
 
     Args:
@@ -110,7 +94,7 @@ def write_shards(path: Path, arrays: Iterable[tuple[str, Tiled]]) -> dict[str, W
 
     Returns by name what was written. OSError where the disk is full, or the file there already.
     """
-    written: dict[str, Written] = {}
+    written: dict[str, Leaf] = {}
     with open(path, "xb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o600)) as file:
         offset = 0
         for name, tiled in arrays:
@@ -120,13 +104,13 @@ def write_shards(path: Path, arrays: Iterable[tuple[str, Tiled]]) -> dict[str, W
                 file.write(data)
                 shards.append(Shard(path.name, offset, tile.start, tile.data.shape, zlib.crc32(data)))
                 offset += len(data)
-            written[name] = Written(tiled.shape, tiled.dtype, tiled.key, tuple(shards))
+            written[name] = Leaf(name, tiled.shape, tiled.dtype, tuple(shards), tiled.key)
         file.flush()
         os.fsync(file.fileno())
     return written
 
 
-def leaf_of(path: str, parts: Sequence[Written]) -> Leaf:
+def leaf_of(path: str, parts: Sequence[Leaf]) -> Leaf:
     """The leaf that several processes wrote.
 
     Args:
@@ -145,7 +129,7 @@ def leaf_of(path: str, parts: Sequence[Written]) -> Leaf:
     return Leaf(path, first.shape, first.dtype, shards, first.key)
 
 
-def stacked(parts: Sequence[Written]) -> Written:
+def stacked(parts: Sequence[Leaf]) -> Leaf:
     """The written pieces of arrays that are one array along their first dim.
 
     Args:
@@ -156,7 +140,7 @@ def stacked(parts: Sequence[Written]) -> Written:
     for part in parts:
         shards += (msgspec.structs.replace(p, start=(p.start[0] + first, *p.start[1:])) for p in part.shards)
         first += part.shape[0]
-    return Written((first, *parts[0].shape[1:]), parts[0].dtype, parts[0].key, tuple(shards))
+    return msgspec.structs.replace(parts[0], shape=(first, *parts[0].shape[1:]), shards=tuple(shards))
 
 
 def read_boxes(folder: Path, leaf: Leaf, boxes: Sequence[Box]) -> Tiled:
@@ -223,9 +207,9 @@ def open_plain(path: Path) -> BinaryIO:
     return file
 
 
-def merged(parts: Sequence[Mapping[str, Written]]) -> dict[str, list[Written]]:
+def merged(parts: Sequence[Mapping[str, Leaf]]) -> dict[str, list[Leaf]]:
     """The written pieces of several processes, by name."""
-    by_leaf: dict[str, list[Written]] = {}
+    by_leaf: dict[str, list[Leaf]] = {}
     for part in parts:
         for name, written in part.items():
             by_leaf.setdefault(name, []).append(written)

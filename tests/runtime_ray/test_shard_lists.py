@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from autopar.runtime.ray.arrays import ArrayStore
 from autopar.runtime.ray.messages import FileResult, Snapshot, Start, decode, encode
-from autopar.runtime.shards import Shard, Written, leaf_of
+from autopar.runtime.shards import Leaf, Shard, leaf_of
 from autopar.runtime.transport import SocketLink
 from autopar.runtime.transport.tiles import Tile, Tiled, placed, tiles_of
 
@@ -97,7 +97,7 @@ def test_parts_without_tiles_are_not_filled_with_anything() -> None:
 
 def test_what_was_written_too_often_is_listed() -> None:
     pieces = [Shard("pipeline-0-process-0001.bin", at, (0, 8), (16, 8), 0) for at in (0, 512)]
-    written = Written((16, 16), "float32", "", (Shard("pipeline-0-process-0000.bin", 0, (0, 0), (16, 8), 0), *pieces))
+    written = Leaf("w", (16, 16), "float32", (Shard("pipeline-0-process-0000.bin", 0, (0, 0), (16, 8), 0), *pieces))
     with pytest.raises(ValueError, match=r"384 elements were written: .*at \(0, 8\) in pipeline-0-process-0001.bin"):
         leaf_of("w", [written])
 

@@ -30,7 +30,7 @@ from autopar.runtime.ray.options import RunOptions
 from autopar.runtime.ray.session import Session
 from autopar.runtime.ray.source import Pipelined
 from autopar.runtime.ray.values import Writing
-from autopar.runtime.shards import DamageError, Leaf, Written, merged, write_shards
+from autopar.runtime.shards import DamageError, Leaf, merged, write_shards
 from autopar.runtime.transport.tiles import HostKeys, joined, on_host, tiled_host
 
 
@@ -273,7 +273,7 @@ class SnapshotOnWorkers(Writing):
     copies: Mapping[str, Any]
     limit_s: float
 
-    def write(self, folder: Path, label: str) -> dict[str, list[Written]]:
+    def write(self, folder: Path, label: str) -> dict[str, list[Leaf]]:
         """Writes the arrays of a checkpoint, each process those that it has, while steps run."""
         count = self.session.groups.num_processes
         paths = [str((folder / f"{label}-process-{p:04d}.bin").absolute()) for p in range(count)]

@@ -13,7 +13,7 @@ from autopar.cost.calibration import Sample
 from autopar.cost.links import How
 from autopar.lower.pipeline.exported import Axes, ExportedProgram, PlacedPort
 from autopar.runtime.measuring import Effort
-from autopar.runtime.shards import Leaf, Written
+from autopar.runtime.shards import Leaf
 from autopar.runtime.transport.tiles import ShardLayout
 from autopar.schedule import Buffer, Instruction
 from autopar.schedule.without_flush.ampnet import AmpFlow
@@ -258,7 +258,7 @@ class FileResult(msgspec.Struct, frozen=True):
         error: how.
     """
 
-    written: dict[str, Written] = {}
+    written: dict[str, Leaf] = {}
     file: str = ""
     error: str = ""
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from autopar.frontend.signature import ArrayHandle
-from autopar.runtime.shards import Leaf, Written
+from autopar.runtime.shards import Leaf
 from autopar.runtime.transport.tiles import HostKeys, from_host
 
 
@@ -20,7 +20,7 @@ class Writing(ABC):
     """Arrays on workers that are kept for a checkpoint."""
 
     @abstractmethod
-    def write(self, folder: Path, label: str) -> dict[str, list[Written]]:
+    def write(self, folder: Path, label: str) -> dict[str, list[Leaf]]:
         """Writes them, each process what it has; while steps run, from another thread.
 
         Args:

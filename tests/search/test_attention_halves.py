@@ -10,7 +10,7 @@ from autopar.ir import Operator, TensorType
 from autopar.ir.blockwise import blockwise
 from autopar.search.intra.attention import AttentionSite
 from autopar.search.intra.edges import edges
-from autopar.search.intra.operators import OperatorTable
+from autopar.search.intra.operators import OperatorTable, Signature
 from autopar.sharding import Strategy
 from tests.end_to_end.attentions import FORMS, MORE, train_step
 from tests.search.problems import f32, graph_of, i32, toy
@@ -33,7 +33,7 @@ def cores(form: str, tokens: int) -> list[tuple[Operator, tuple[TensorType, ...]
 
 def ring(op: Operator, types: tuple[TensorType, ...], split: bool = True) -> Strategy:
     """The strategy of an operator that splits tokens, or none of them."""
-    options = OperatorTable(MESH).options(op, types, (False,) * len(types), (False,) * len(types))
+    options = OperatorTable(MESH).options(op, Signature.of(op, types, (False,) * len(types), (False,) * len(types)))
     (found,) = (s for s in options.strategies if bool(s.rings) == split)
     return found
 

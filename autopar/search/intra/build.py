@@ -28,7 +28,7 @@ from autopar.search.intra.fusion import has_backward
 from autopar.search.intra.host import add_host_seconds, offloading
 from autopar.search.intra.memory import usages
 from autopar.search.intra.sharding_problem import Array, ShardingProblem
-from autopar.search.intra.walk import GraphWalk
+from autopar.search.intra.walk import GraphKernels, GraphWalk
 from autopar.search.problem import Problem
 from autopar.solver import ChoiceProblem, Edge, Node
 from autopar.solver import Usage as SolverUsage
@@ -60,7 +60,7 @@ def build(problem: Problem, mesh: LogicalMesh, *, split_phases: bool = False) ->
         shared = not arriving and (readers[name] > 1 or name in sliced)
         copy_of = name if shared and name not in offered.update.inputs else None
         add_input(b, i, copy_of=copy_of, arriving=arriving, replaced=i.name in replaced, constraints=constraints)
-    GraphWalk(b, has_backward(graph)).graph(graph, "", 1.0)
+    _walked(problem, b)
     b.time += 1
     if problem.cost_model.halves_products:
         unmarked = "update" if has_backward(graph) else "forward"
@@ -96,6 +96,17 @@ def build(problem: Problem, mesh: LogicalMesh, *, split_phases: bool = False) ->
         memory_bound=split_phases,  # a copy of one phase is given back before the next
         broken=tuple(b.broken),
     )
+
+
+def _walked(problem: Problem, b: Builder) -> None:
+    """Adds all operators of a graph. The first walk of a graph finds its kernels for those on other meshes."""
+    graph, store = problem.graph, problem.store
+    key = store.key("kernels", graph, problem.cost_model, frozenset(b.offered.update.operators))
+    known: GraphKernels | None = store.get(key, None)
+    walk = GraphWalk(b, has_backward(graph), known)
+    walk.graph(graph, "", 1.0)
+    if known is None:
+        store.once(key, lambda: GraphKernels(tuple(walk.found)))
 
 
 def _costly(edges: Mapping[tuple[int, int], Array]) -> Mapping[int, bool]:

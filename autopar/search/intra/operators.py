@@ -16,6 +16,46 @@ _NEVER_PARTIAL = CONTRACTIONS | {"gather"}
 
 
 @dataclass(frozen=True, eq=False)
+class Signature:
+    """All of an operator that its strategies depend on. Its hash is computed once: statements on all meshes ask by it.
+
+    Args:
+        parts: primitive, attributes, types of operands and results, `zeros`, `on_demand`, whether it has effects.
+        hash: of the parts.
+    """
+
+    parts: tuple[str, object, tuple[TensorType, ...], tuple[TensorType, ...], tuple[bool, ...], tuple[bool, ...], bool]
+    hash: int = field(repr=False)
+
+    @staticmethod
+    def of(
+        op: Operator, operand_types: tuple[TensorType, ...], zeros: tuple[bool, ...], on_demand: tuple[bool, ...]
+    ) -> Signature:
+        """The signature of ``op``.
+
+        Args:
+            op: the operator.
+            operand_types: types of its operands.
+            zeros: for each operand whether it is known to be zero (a zero may stand for a partial sum).
+            on_demand: for each operand whether it is a literal or made on demand.
+        """
+        types = tuple([v.type for v in op.results])
+        parts = (op.primitive, op.attrs, operand_types, types, zeros, on_demand, bool(op.effects))
+        return Signature(parts, hash(parts))
+
+    @property
+    def operand_types(self) -> tuple[TensorType, ...]:
+        """Types of the operands."""
+        return self.parts[2]
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Signature) and self.parts == other.parts)
+
+    def __hash__(self) -> int:
+        return self.hash
+
+
+@dataclass(frozen=True, eq=False)
 class OperatorOptions:
     """Strategies of one operator. One object serves all operators of a signature, so identity tells them apart.
 
@@ -62,37 +102,20 @@ class OperatorTable:
     """
 
     mesh: LogicalMesh
-    cache: dict[tuple[object, ...], OperatorOptions] = field(default_factory=dict)
+    cache: dict[Signature, OperatorOptions] = field(default_factory=dict)
     summed: dict[int, tuple[OperatorOptions, OperatorOptions]] = field(default_factory=dict)
     matched: dict[tuple[object, ...], tuple[object, OperatorOptions | None]] = field(default_factory=dict)
     partials: dict[int, tuple[object, bool]] = field(default_factory=dict)
 
-    def options(
-        self, op: Operator, operand_types: tuple[TensorType, ...], zeros: tuple[bool, ...], on_demand: tuple[bool, ...]
-    ) -> OperatorOptions:
-        """Strategies of ``op``.
-
-        Args:
-            op: the operator.
-            operand_types: types of its operands.
-            zeros: for each operand whether it is known to be zero (a zero may stand for a partial sum).
-            on_demand: for each operand whether it is a literal or made on demand.
-        """
-        types = tuple([v.type for v in op.results])
-        key = (op.primitive, op.attrs, operand_types, types, zeros, on_demand, bool(op.effects))
-        options = self.cache.get(key)
+    def options(self, op: Operator, signature: Signature) -> OperatorOptions:
+        """Strategies of ``op``, whose signature is ``signature``."""
+        options = self.cache.get(signature)
         if options is None:
-            options = self.cache[key] = self._build(op, operand_types, types, zeros, on_demand)
+            options = self.cache[signature] = self._build(op, signature)
         return options
 
-    def _build(
-        self,
-        op: Operator,
-        operand_types: tuple[TensorType, ...],
-        types: tuple[TensorType, ...],
-        zeros: tuple[bool, ...],
-        on_demand: tuple[bool, ...],
-    ) -> OperatorOptions:
+    def _build(self, op: Operator, signature: Signature) -> OperatorOptions:
+        _, _, operand_types, types, zeros, on_demand, _ = signature.parts
         rule, known = rule_for(op, operand_types)
         every = strategies(rule, operand_types, types, self.mesh, halos=True)
         if op.effects:

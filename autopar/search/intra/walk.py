@@ -25,7 +25,7 @@ from autopar.search.intra.builder import Builder, asked, strategy_label
 from autopar.search.intra.edges import SharedEdges
 from autopar.search.intra.fusion import JoinedKernels, StoredTypes, UpdateStreams, growth_of, is_constant, is_recomputed
 from autopar.search.intra.host_update import written_s
-from autopar.search.intra.operators import OperatorOptions
+from autopar.search.intra.operators import OperatorOptions, Signature
 from autopar.search.intra.regions import REGIONS, RegionDraft, RegionFacts, region_facts
 from autopar.search.intra.sharding_problem import Array, SiteDraft, UsageDraft, Use, ValueDraft
 from autopar.search.intra.work import (
@@ -56,6 +56,7 @@ class _Kernel:
         basis: bytes of the stored values that its results are computed from.
         stored: keys of the values in memory that a kernel reads for its operands.
         constant: constants alone decide its results.
+        signature: what its strategies depend on.
     """
 
     work: KernelWork
@@ -66,6 +67,23 @@ class _Kernel:
     basis: float
     stored: frozenset[str]
     constant: bool
+    signature: Signature
+
+
+@dataclass(frozen=True)
+class GraphKernels:
+    """Kernels of a graph in the order in which a walk comes to them. They depend on no mesh.
+
+    Args:
+        kernels: of the operators that have strategies.
+    """
+
+    kernels: tuple[_Kernel, ...]
+
+    @property
+    def entries(self) -> int:
+        """Numbers that take as many bytes."""
+        return 64 * len(self.kernels)
 
 
 class GraphWalk:
@@ -74,9 +92,10 @@ class GraphWalk:
     Args:
         builder: where nodes, values and uses go.
         updates: whether what is of no pass updates parameters (`autopar.search.intra.fusion.has_backward`).
+        known: kernels that a walk of the same graph for another mesh has found; None for the first walk.
     """
 
-    def __init__(self, builder: Builder, updates: bool) -> None:
+    def __init__(self, builder: Builder, updates: bool, known: GraphKernels | None = None) -> None:
         cluster = builder.cost.cluster
         self.builder = builder
         self.updates = updates
@@ -90,6 +109,8 @@ class GraphWalk:
         self.streams, self.joined = UpdateStreams(), JoinedKernels()
         self.types: dict[frozenset[str], StoredTypes] = {}
         self.edges = SharedEdges()
+        self.known = iter(known.kernels if known is not None else ())
+        self.found: list[_Kernel] = []
 
     def graph(self, graph: Graph, prefix: str, weight: float) -> None:
         """Adds all operators of a graph whose inputs are there already.
@@ -139,10 +160,16 @@ class GraphWalk:
     def _operator(self, graph: Graph, op: Operator, around: RegionFacts) -> None:
         """Adds an operator: a node of its own or one that it follows, its uses of operands, its results."""
         b, id, weight = self.builder, around.prefix + op.id, around.weight
-        types = graph.operand_types(op)
         sources = [None if isinstance(o, Literal) else b.values[around.prefix + o] for o in op.operands]
-        options = self._options(op, types, sources)
-        kernel = self._kernel(graph, op, types, around, sources, options)
+        kernel = next(self.known, None)
+        if kernel is None:
+            signature = self._signature(graph, op, sources)
+            options = self._options(op, signature)
+            kernel = self._kernel(graph, op, signature, around, sources, options)
+        else:
+            options = self._options(op, kernel.signature)
+        self.found.append(kernel)
+        types = kernel.signature.operand_types
         options, constraint = asked(op, self._with_scalar_sums(op, sources, options), b.mesh)
         if constraint:
             b.notes[constraint] = None
@@ -188,10 +215,8 @@ class GraphWalk:
         site = SiteDraft(id, op, types, kernel.work, node, strategies, busy, weight, b.time, b.phase)
         b.sites.append(self.edges.add(b, site, around.prefix) if options.sends else site)
 
-    def _options(
-        self, op: Operator, types: tuple[TensorType, ...], sources: Sequence[ValueDraft | None]
-    ) -> OperatorOptions:
-        """Strategies by the rule of an operator, with a note where it has none or runs on one device."""
+    def _signature(self, graph: Graph, op: Operator, sources: Sequence[ValueDraft | None]) -> Signature:
+        """The signature of an operator in its place."""
         on_demand = tuple([s is None or s.node is None for s in sources])
         zeros = tuple(
             [
@@ -199,7 +224,11 @@ class GraphWalk:
                 for o, s in zip(op.operands, sources, strict=True)
             ]
         )
-        options = self.operators.options(op, types, zeros, on_demand)
+        return Signature.of(op, graph.operand_types(op), zeros, on_demand)
+
+    def _options(self, op: Operator, signature: Signature) -> OperatorOptions:
+        """Strategies by the rule of an operator, with a note where it has none or runs on one device."""
+        options = self.operators.options(op, signature)
         place = op.source or op.id
         if not options.known:
             self.builder.notes[f"{op.primitive} has no sharding rule: it runs whole on every device ({place})"] = None
@@ -212,13 +241,13 @@ class GraphWalk:
         self,
         graph: Graph,
         op: Operator,
-        types: tuple[TensorType, ...],
+        signature: Signature,
         around: RegionFacts,
         sources: Sequence[ValueDraft | None],
         options: OperatorOptions,
     ) -> _Kernel:
         """Work of an operator in its place; which of its operands and results are in memory."""
-        b = self.builder
+        b, types = self.builder, signature.operand_types
         elementwise, returned = is_fusible(op), around.returns(op)
         reads = elementwise or reads_fused(op)
         stored = frozenset().union(*map(stored_of, sources))
@@ -258,7 +287,7 @@ class GraphWalk:
             backward=bool(core) and b.phase == "backward",
         )
         work = with_order(work, op, types, graph.fact(Chains) if self.reorders else None, self.functions)
-        return _Kernel(work, returned, not reads, fused, transient, basis, stored, constant)
+        return _Kernel(work, returned, not reads, fused, transient, basis, stored, constant, signature)
 
     def _types(self, stored: frozenset[str]) -> StoredTypes:
         """Types of values in memory: many operators of an update read the same, of which there may be hundreds."""

@@ -11,6 +11,7 @@ import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from autopar.errors import MicrobatchError, ScheduleError
 from autopar.ir.phases import phase_of
@@ -320,18 +321,32 @@ def submeshes_of_all(problem: Problem, stages: int) -> Iterator[tuple[Submesh, .
     kinds = submeshes(problem.cluster)
     if problem.subproblem.uniform_stages:
         kinds = of_equal_nodes(problem.cluster, kinds, stages)
-    yield from _filling([group.size for group in problem.cluster.groups], kinds, stages)
+    yield from _filling(tuple(group.size for group in problem.cluster.groups), kinds, stages)
 
 
-def _filling(left: Sequence[int], kinds: Sequence[Submesh], stages: int) -> Iterator[tuple[Submesh, ...]]:
+def _filling(left: tuple[int, ...], kinds: Sequence[Submesh], stages: int) -> Iterator[tuple[Submesh, ...]]:
     """Sequences of ``stages`` submeshes that take all devices that are ``left`` of each group."""
-    if not stages:
-        if not any(left):
+    largest = max((k.size for k in kinds), default=0)
+
+    def rests(left: tuple[int, ...]) -> Iterator[tuple[Submesh, tuple[int, ...]]]:
+        for kind in kinds:
+            if kind.size <= left[kind.group]:
+                yield kind, tuple(n - kind.size * (g == kind.group) for g, n in enumerate(left))
+
+    @cache
+    def is_possible(left: tuple[int, ...], stages: int) -> bool:
+        if not stages or not stages <= sum(left) <= largest * stages:
+            return not stages and not any(left)
+        return any(is_possible(rest, stages - 1) for _, rest in rests(left))
+
+    def sequences(left: tuple[int, ...], stages: int) -> Iterator[tuple[Submesh, ...]]:
+        if not stages:
             yield ()
-        return
-    for kind in kinds:
-        rest = [n - kind.size * (g == kind.group) for g, n in enumerate(left)]
-        largest = max(k.size for k in kinds)
-        if min(rest) >= 0 and stages - 1 <= sum(rest) <= largest * (stages - 1):
-            for others in _filling(rest, kinds, stages - 1):
-                yield kind, *others
+            return
+        for kind, rest in rests(left):
+            if is_possible(rest, stages - 1):
+                for others in sequences(rest, stages - 1):
+                    yield kind, *others
+
+    if is_possible(left, stages):
+        yield from sequences(left, stages)

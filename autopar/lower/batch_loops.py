@@ -64,8 +64,9 @@ def _joined(bound: BoundGraph, copies: Copies, recorder: Recorder, env: dict[str
         inside = run_whole(body, {**env, **dict(zip(copies.parts, parts, strict=True))}, mapped)
         return [inside[n] for n in names]
 
-    arrays = [env[source] for source in copies.parts.values()]
-    stacks = [jnp.reshape(a, (copies.count, a.shape[0] // copies.count, *a.shape[1:])) for a in arrays]
+    stacks = [
+        jnp.reshape(env[source], (copies.count, *graph.types[part].shape)) for part, source in copies.parts.items()
+    ]
     for name, stack in zip(names, jax.vmap(of_part)(stacks), strict=True):
         if name in copies.sums:
             total, first = jnp.sum(stack, axis=0, dtype=stack.dtype), copies.sums[name].first

@@ -96,7 +96,7 @@ def _parts(graph: Graph) -> dict[str, _Part]:
     parts: dict[str, _Part] = {}
     for op in dependents(graph.operators, (i.name for i in graph.inputs if i.role == "batch")):
         source = op.operands[0]
-        if isinstance(source, str) and op.primitive in ("slice", "split", "dynamic_slice"):
+        if isinstance(source, str) and op.primitive in ("slice", "split", "unstack", "dynamic_slice"):
             shape = graph.types[source].shape
             for v, (start, size) in zip(op.results, _rows(op, shape), strict=False):
                 if 0 < size < shape[0] and not shape[0] % size and not start % size and start < shape[0]:
@@ -105,7 +105,12 @@ def _parts(graph: Graph) -> dict[str, _Part]:
 
 
 def _rows(op: Operator, shape: tuple[int, ...]) -> list[tuple[int, int]]:
-    """(start, size) along the first dim of each result that has all of the other dims; none of other operators."""
+    """(start, size) along the first dim of each result that has all of the other dims; none of other operators.
+
+    A result of ``unstack`` is one row, without the first dim.
+    """
+    if op.primitive == "unstack" and op.integer("axis") == 0:
+        return [(n, 1) for n in range(shape[0])]
     if op.primitive == "slice" and (op.attr("strides") is None or set(op.ints("strides")) == {1}):
         starts, ends = op.ints("start_indices"), op.ints("limit_indices")
         return [(starts[0], ends[0] - starts[0])] if not any(starts[1:]) and ends[1:] == shape[1:] else []
@@ -163,7 +168,7 @@ class _Matched:
         """(copy, what is the same in all copies, values made) of each copy that an operator belongs to."""
         taken = [v.name for v in op.results if v.name in self.parts]
         for name in taken:
-            yield self.parts[name].number, ("part", self.parts[name].source), (name,)
+            yield self.parts[name].number, ("part", self.parts[name].source, self.graph.types[name]), (name,)
         copies = {self.member[n][2] for n in op.reads if n in self.member}
         of_constants = any(o.primitive == "constant" for _, r in op.regions for o in r.operators)
         if taken or len(copies) != 1 or op.effects or of_constants:

@@ -16,7 +16,7 @@ from autopar import Cluster
 from autopar.search import strategy_named
 from autopar.search.bound import work_bound_s
 from autopar.search.clock import Clock
-from autopar.search.intra.collectives import Ends, combined
+from autopar.search.intra.collectives import JOINED, Ends, combined
 from autopar.search.intra.overlap import RegionSchedule, TimedTask, Transfer, list_schedule
 from autopar.search.intra.overlap_objective import LinkIdleTime, with_overlap
 from autopar.search.policy import OverlapPolicy, SearchPolicy
@@ -116,10 +116,18 @@ def test_collectives_are_joined_up_to_a_threshold_and_never_with_what_they_are_m
     assert sums((0, 9), (0, 9), (1, 9), (2, 9)) == ((1, 2, 3),)  # the second is made of the first
     assert sums((0, 9), (1, 9), kinds="all-to-all") == sums((0, 9), (1, 9), kinds="all-gather") == ()
     assert sums((0, 9), (1, 9), (2, 9), kinds=["all-reduce", "reduce-scatter", "all-reduce"]) == ((0, 2),)
-    # Joined crosswise, each of two pairs would need what the other brings.
+
+
+def test_of_groups_that_would_wait_for_each_other_the_later_ends_where_it_would():
+    """All-reduces are joined before reduce-scatters, as in XLA's passes."""
+    # Two pairs crosswise: each would need what the other brings.
     kinds = ["all-reduce", "reduce-scatter", "all-reduce", "reduce-scatter"]
-    crossed = sums((0, 1), (4, 5), (6, 7), (2, 3), kinds=kinds, needs=((), (), (1,), (), (), (), (5,), ()))
-    assert len(crossed) == 1
+    needs = ((), (), (1,), (), (), (), (5,), ())
+    assert sums((0, 1), (4, 5), (6, 7), (2, 3), kinds=kinds, needs=needs) == ((0, 2),)
+    # Gradients are scattered, then summed. The first sum is sent with a scalar, of which the other gradients are made.
+    kinds = ["reduce-scatter", "all-reduce", "all-reduce", "reduce-scatter", "all-reduce", "reduce-scatter"]
+    ends = ((0, 9), (0, 9), (1, 3), (4, 9), (4, 9), (5, 9))
+    assert sums(*ends, kinds=kinds) == ((1, 2), (3, 5))
 
 
 def test_steps_of_conversions_are_joined_step_by_step():
@@ -130,19 +138,19 @@ def test_steps_of_conversions_are_joined_step_by_step():
 
 
 @given(
-    st.lists(st.tuples(st.integers(-1, 6), st.integers(1, 8), st.sampled_from("xy")), max_size=12),
+    st.lists(st.tuples(st.integers(-1, 6), st.integers(1, 8), st.sampled_from(JOINED)), max_size=12),
     st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=10),
 )
 def test_joined_collectives_never_block_each_other(drawn, edges):
     """Whatever is joined, every task runs, and no step is longer than all that it does in turn."""
     names = "abcdefg"
-    pairs = [(p, p + by, axis) for p, by, axis in drawn if p + by <= len(names)]
+    pairs = [(p, p + by, kind) for p, by, kind in drawn if p + by <= len(names)]
     ends = {n: Ends(p, c) for n, (p, c, _) in enumerate(pairs)}
     needs = [{p for p, c in (*edges, *((p, c) for p, c, _ in pairs)) if c == n and 0 <= p < n} for n in range(7)]
-    sent = [SimpleNamespace(kind="all-reduce", axis=axis, weight=1.0, bytes=10) for *_, axis in pairs]
-    groups = combined(SimpleNamespace(combine_bytes=35.0, gather_bytes=0.0), sent, ends, [sorted(n) for n in needs])
+    sent = [SimpleNamespace(kind=kind, axis="x", weight=1.0, bytes=10) for *_, kind in pairs]
+    groups = combined(SimpleNamespace(combine_bytes=35.0, gather_bytes=35.0), sent, ends, [sorted(n) for n in needs])
     called = ("", *names, "")
-    transfers = [Transfer(called[p + 1], called[c + 1], axis, 2.0) for p, c, axis in pairs]
+    transfers = [Transfer(called[p + 1], called[c + 1], "x", 2.0) for p, c, _ in pairs]
     tasks = [TimedTask(name, 1.0, tuple(names[p] for p in sorted(of))) for name, of in zip(names, needs, strict=True)]
     timing = list_schedule(tasks, transfers, groups)
     assert timing.ends_s.keys() == {"", *names}

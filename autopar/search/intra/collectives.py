@@ -8,9 +8,9 @@ there, and ends for all who take them.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from autopar.cost.constants import Stack
 from autopar.ir import Layout
@@ -120,8 +120,8 @@ def _edges(problem: Problem, sharding_problem: ShardingProblem, choice: Sequence
             yield PricedCollective("collective-permute", value, e.bytes, axes, use, s.weight, s.weight * e.seconds)
 
 
-#: Kinds of collectives that compilers send as one.
-JOINED = frozenset({"all-gather", "all-reduce", "reduce-scatter"})
+#: Kinds of collectives that compilers send as one, in the order of XLA's passes on GPUs.
+JOINED = ("all-gather", "all-reduce", "reduce-scatter")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,38 +155,14 @@ class Ends:
     consumer: int
 
 
-@dataclass
-class _Group:
-    """Collectives that are sent as one.
-
-    Args:
-        members: their numbers.
-        bytes: of all of them.
-        before: tasks that one of their values is made by or of, as bits by place.
-        takers: tasks that take one, as bits by place.
-    """
-
-    members: list[int] = field(default_factory=list)
-    bytes: float = 0.0
-    before: int = 0
-    takers: int = 0
-
-    def takes(self, c: PricedCollective, before: int, taker: int, limit: float) -> bool:
-        """Whether ``c`` may be one of them: nothing that takes one of the values is needed to make another."""
-        return self.bytes + c.bytes <= limit and not (self.before | before) & (self.takers | taker)
-
-    def add(self, number: int, c: PricedCollective, before: int, taker: int) -> None:
-        """Adds a collective."""
-        self.before |= before
-        self.takers |= taker
-        self.members.append(number)
-        self.bytes += c.bytes
-
-
 def combined(
     thresholds: Thresholds, sent: Sequence[PricedCollective], ends: Mapping[int, Ends], needs: Sequence[Sequence[int]]
 ) -> tuple[tuple[int, ...], ...]:
     """Groups of two or more collectives of one region that are sent as one message, as XLA's combiners do.
+
+    A group ends before the first collective of its kind and axes that needs a member, or that a member needs. Members
+    start together: what needs one of them needs from then on all that any of them needs, so later groups never wait
+    for each other. The order of kinds is assumed to be that of XLA on GPUs, see `JOINED`.
 
     Collectives between the same two tasks are a chain: each reads the result of the one before. No two of a chain are
     in one group.
@@ -200,65 +176,53 @@ def combined(
     joinable = [n for n in ends if sent[n].kind in JOINED]
     if len({_key(sent[n]) for n in joinable}) == len(joinable):
         return ()
-    before = _before(needs)
-    open_groups: dict[tuple[str, str, float], _Group] = {}
-    groups: list[_Group] = []
-    for n in sorted(joinable, key=lambda n: (ends[n].producer, n)):
-        c, taker = sent[n], 1 << ends[n].consumer
-        made_of = before[ends[n].producer] if ends[n].producer >= 0 else 0
-        limit = thresholds.gather_bytes if c.kind == "all-gather" else thresholds.combine_bytes
-        group = open_groups.get(_key(c))
-        chained = group is not None and any(ends[m] == ends[n] for m in group.members)
-        if group is None or chained or not group.takes(c, made_of, taker, limit):
-            group = open_groups[_key(c)] = _Group()
-            groups.append(group)
-        group.add(n, c, made_of, taker)
-    several = [tuple(g.members) for g in groups if len(g.members) > 1]
-    while several and (blocked := _blocked(several, ends, needs)):
-        several.remove(blocked)
-    return tuple(several)
+    joinable.sort(key=lambda n: (JOINED.index(sent[n].kind), ends[n].producer, n))
+    queues: dict[tuple[str, str, float], deque[int]] = defaultdict(deque)
+    for n in joinable:
+        queues[_key(sent[n])].append(n)
+    needed = _needed(ends, needs)
+    groups: list[tuple[int, ...]] = []
+    for n in joinable:
+        queue = queues[_key(sent[n])]
+        if not queue or queue[0] != n:
+            continue
+        limit = thresholds.gather_bytes if sent[n].kind == "all-gather" else thresholds.combine_bytes
+        group, members, together, bytes = [queue.popleft()], 1 << n, needed[n], sent[n].bytes
+        while queue and bytes + sent[m := queue[0]].bytes <= limit and not (needed[m] & members or together >> m & 1):
+            members |= 1 << m
+            together |= needed[m]
+            bytes += sent[m].bytes
+            group.append(queue.popleft())
+        if len(group) > 1:
+            groups.append(tuple(group))
+            for other in (m for rest in queues.values() for m in rest):
+                if needed[other] & members:
+                    needed[other] |= members | together
+    return tuple(sorted(groups))
 
 
 def _key(c: PricedCollective) -> tuple[str, str, float]:
     return c.kind, c.axis, c.weight
 
 
-def _before(needs: Sequence[Sequence[int]]) -> list[int]:
-    """Tasks that each task needs, directly or not, and itself, as bits."""
-    before: list[int] = []
-    for place, direct in enumerate(needs):
-        bits = 1 << place
-        for need in direct:
-            bits |= before[need]
-        before.append(bits)
-    return before
-
-
-def _blocked(
-    groups: Sequence[tuple[int, ...]], ends: Mapping[int, Ends], needs: Sequence[Sequence[int]]
-) -> tuple[int, ...]:
-    """The last of the groups that can never start, since each needs what another brings; () if all can."""
-    arriving: dict[int, list[int]] = defaultdict(list)
-    chains: dict[Ends, list[tuple[int, int]]] = defaultdict(list)
-    for g, group in enumerate(groups):
-        for n in group:
-            arriving[ends[n].consumer].append(g)
-            chains[ends[n]].append((n, g))
-    made_of = [{g for n in group for m, g in chains[ends[n]] if m < n} for group in groups]
-    makers = [{ends[n].producer for n in group} - {-1} for group in groups]
-    done: set[int] = set()
-    sent: set[int] = set()
-    pending = list(range(len(needs)))
-    while True:
-        rest = []
-        for place in pending:
-            if sent.issuperset(arriving[place]) and done.issuperset(needs[place]):
-                done.add(place)
-            else:
-                rest.append(place)
-        ready = (g for g in range(len(groups)) if g not in sent and sent.issuperset(made_of[g]))
-        started = {g for g in ready if done.issuperset(makers[g])}
-        if len(rest) == len(pending) and not started:
-            return next((groups[g] for g in reversed(range(len(groups))) if g not in sent), ())
-        pending = rest
-        sent |= started
+def _needed(ends: Mapping[int, Ends], needs: Sequence[Sequence[int]]) -> dict[int, int]:
+    """Collectives that each collective needs, directly or not, as bits."""
+    of_producer, of_consumer = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
+    for n in sorted(ends):
+        of_producer[ends[n].producer].append(n)
+        of_consumer[ends[n].consumer].append(n)
+    needed: dict[int, int] = {}
+    of_tasks: list[int] = []
+    for place in range(-1, len(needs)):
+        bits = 0
+        if place >= 0:
+            for task in needs[place]:
+                bits |= of_tasks[task]
+            for n in of_consumer[place]:
+                bits |= needed[n] | 1 << n
+            of_tasks.append(bits)
+        chains: dict[int, int] = {}
+        for n in of_producer[place]:
+            needed[n] = chains.get(ends[n].consumer, bits)
+            chains[ends[n].consumer] = needed[n] | 1 << n
+    return needed

@@ -47,7 +47,7 @@ def with_thresholds(
     copies = copy_layouts(sharding_problem, choice, layouts)
     sent = tuple(collectives(problem, sharding_problem, choice, layouts, copies))
     best_s, best = sharding.step_s, Thresholds.of(problem.cost_model.stack)
-    for name, kinds in (("combine_bytes", JOINED - {"all-gather"}), ("gather_bytes", frozenset({"all-gather"}))):
+    for name, kinds in (("combine_bytes", {*JOINED} - {"all-gather"}), ("gather_bytes", {"all-gather"})):
         for bytes in _candidates(problem, sharding_problem, [c for c in sent if c.kind in kinds]):
             thresholds = replace(best, **{name: float(bytes)})
             times = timed_collectives(problem, sharding_problem, choice, sent, thresholds)

@@ -38,7 +38,7 @@ def numbers(stated: ShardingProblem) -> list[Any]:
     return [nodes, edges, usages, values, [(s.id, s.work, s.weight) for s in stated.sites]]
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("cluster", ["dgx-a100", "tpu-v5e"])
 @pytest.mark.parametrize("step", STEPS)
 def test_kernels_are_found_once_and_are_those_of_any_mesh(

@@ -16,7 +16,10 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
 from types import MappingProxyType
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from autopar.errors.offers import Interface
 
 T = TypeVar("T")
 
@@ -49,14 +52,16 @@ class NamedRegistry(Generic[T]):
     Args:
         built_in: those that autopar has.
         group: of the entry points under which other packages offer more.
+        interface: what each of them has to be; built-in ones are not checked.
     """
 
-    def __init__(self, built_in: Mapping[str, T], group: str) -> None:
-        self._built_in, self._group = built_in, group
+    def __init__(self, built_in: Mapping[str, T], group: str, interface: Interface) -> None:
+        self._built_in, self._group, self._interface = built_in, group, interface
         self._added: dict[str, T] = {}
 
     def add(self, name: str, thing: T) -> None:
-        """Use ``thing`` for ``name`` from now on."""
+        """Use ``thing`` for ``name`` from now on. Raises the interface's error where it is no such thing."""
+        self._interface.check(name, thing)
         self._added[name] = thing
 
     @property
@@ -75,7 +80,10 @@ class NamedRegistry(Generic[T]):
             if name in things:
                 return things[name]
         points = [p for p in entry_points(group=self._group) if p.name == name]
-        thing: T | None = points[-1].load() if points else None
+        if not points:
+            return None
+        thing: T = self._interface.load(points[-1])
+        self._interface.check(name, thing)
         return thing
 
 

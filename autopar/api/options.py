@@ -19,9 +19,11 @@ from autopar.precision import Precision, Wire, mixed, with_formats
 from autopar.recompute import LEVELS
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.schedule import Schedule, get
+from autopar.schedule import check_schedule as check_fields
 from autopar.schedule.slices import check_takes_slices
 from autopar.search import Request, strategy_named
 from autopar.search.policy import EFFORTS, SearchPolicy, with_effort
+from autopar.search.registry import check_strategy
 
 _NAMED_ARGUMENTS: tuple[tuple[str, type], ...] = (
     ("batch_argnums", int), ("donate_argnums", int), ("donate_argnames", str), ("static_argnums", int),
@@ -107,6 +109,8 @@ class ParallelOptions:
             raise AutoparError(
                 f"search={self.search!r} is no strategy", remedy="a registered name, or a callable Problem -> Plan"
             )
+        else:
+            check_strategy(self.search)
         if self.remat not in ("auto", *LEVELS, False):
             raise AutoparError(
                 f"remat={self.remat!r} is not a level of recomputation",
@@ -204,7 +208,10 @@ def set_options(options: ParallelOptions) -> tuple[str, ...]:
 
 def check_schedule(schedule: Any) -> None:
     """Raises AutoparError unless ``schedule`` is "auto", "none", a registered name or a `Schedule`."""
-    if schedule in ("auto", "none") or isinstance(schedule, Schedule):
+    if schedule in ("auto", "none"):
+        return
+    if isinstance(schedule, Schedule):
+        check_fields(schedule, type(schedule).__name__)
         return
     if not isinstance(schedule, str):
         raise AutoparError(

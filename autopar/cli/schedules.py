@@ -20,6 +20,7 @@ from autopar.schedule import (
     get,
     parse_table,
     schedules,
+    table_of,
     to_csv,
     to_json,
     to_text,
@@ -95,7 +96,7 @@ def _table(name: str, stages: int | None, microbatches: int) -> Table:
         except ScheduleError as error:
             raise click.BadParameter(f"{error.fact}; {error.remedy}", param_hint="NAME") from error
         schedule = get(name)
-        return schedule.table(4 * schedule.chunks if stages is None else stages, microbatches)
+        return table_of(schedule, 4 * schedule.chunks if stages is None else stages, microbatches)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

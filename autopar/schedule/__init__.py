@@ -34,7 +34,15 @@ from autopar.schedule.instructions import (
 from autopar.schedule.liveness import free_early
 from autopar.schedule.memory import BufferUsage, buffer_bytes, starting_buffers, transit_bytes, usage
 from autopar.schedule.offload import offload_activations
-from autopar.schedule.registry import ENTRY_POINTS, factory_named, get, register, schedules
+from autopar.schedule.registry import (
+    ENTRY_POINTS,
+    check_schedule,
+    factory_named,
+    get,
+    register,
+    schedules,
+    table_of,
+)
 from autopar.schedule.table import Kind, Table, Task, marked_text, run_round_robin, table_text
 from autopar.schedule.user_table import parse_table, to_csv, to_json, to_text
 from autopar.schedule.verify import Verified, verify
@@ -72,6 +80,7 @@ __all__ = [
     "chain",
     "check_barrier",
     "check_dataflow",
+    "check_schedule",
     "check_table",
     "factory_named",
     "free_early",
@@ -86,6 +95,7 @@ __all__ = [
     "run_round_robin",
     "schedules",
     "starting_buffers",
+    "table_of",
     "table_text",
     "to_csv",
     "to_json",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
 
-from autopar.errors import ScheduleError
+from autopar.errors import AutoparError, ScheduleError
 from autopar.errors.names import known_names
+from autopar.errors.offers import Call, Interface
 from autopar.hooks import NamedRegistry
 from autopar.schedule.base import Schedule
 from autopar.schedule.branches import Branches
@@ -17,6 +19,7 @@ from autopar.schedule.gpipe import GPipe
 from autopar.schedule.inference import Inference
 from autopar.schedule.interleaved import Interleaved
 from autopar.schedule.one_f_one_b import OneFOneB
+from autopar.schedule.table import Table
 from autopar.schedule.user_table import UserTable
 from autopar.schedule.without_flush.ampnet import AmpNet
 from autopar.schedule.without_flush.schedules import PipeDream, PipeDreamVertical, TwoBuffered
@@ -26,6 +29,25 @@ from autopar.schedule.zero_bubble import ZbH1, ZbH2, ZbV
 Factory: TypeAlias = Callable[..., Schedule]
 
 _F = TypeVar("_F", bound=Factory)
+
+_REMEDY = '@autopar.schedule.register("mine") above class Mine(autopar.schedule.Schedule)'
+_FACTORY = Interface(
+    "schedule",
+    rule="it is registered as a subclass of autopar.schedule.Schedule with a name and a table, or as a function",
+    remedy=_REMEDY,
+    base=Schedule,
+    error=ScheduleError,
+)
+_SCHEDULE = Interface(
+    "schedule",
+    rule="a schedule has a name, chunks (stages a worker) and table(num_stages, num_microbatches) -> Table",
+    remedy=_REMEDY,
+    fields={"name": str, "chunks": int},
+    methods={"table": Call(("num_stages", "num_microbatches"))},
+    error=ScheduleError,
+)
+# No ScheduleError, which says that other numbers of stages and microbatches may do.
+_TABLE = replace(_SCHEDULE, error=AutoparError)
 
 #: Group of entry points under which other packages offer schedules.
 ENTRY_POINTS = "autopar.schedules"
@@ -66,7 +88,7 @@ _ALIASES: Mapping[str, str] = MappingProxyType(
 
 def built_in() -> NamedRegistry[Factory]:
     """A registry in which nothing is registered yet."""
-    return NamedRegistry(_BUILT_IN, ENTRY_POINTS)
+    return NamedRegistry(_BUILT_IN, ENTRY_POINTS, _FACTORY)
 
 
 _REGISTRY = built_in()
@@ -105,9 +127,29 @@ def get(name: str, **options: Any) -> Schedule:
     """
     factory = factory_named(name)
     try:
-        return factory(**options)
+        schedule = factory(**options)
     except TypeError as error:
         raise ScheduleError(f"schedule {name} does not take {options}: {error}") from error
+    check_schedule(schedule, name)
+    return schedule
+
+
+def check_schedule(schedule: Any, name: str) -> None:
+    """Raises ScheduleError unless ``schedule``, which ``name`` has made, is a `Schedule` with all that it needs."""
+    _FACTORY.check_answer(name, schedule, Schedule)
+    _SCHEDULE.check(name, schedule)
+
+
+def table_of(schedule: Schedule, num_stages: int, num_microbatches: int) -> Table:
+    """The table of a schedule.
+
+    Raises:
+        ScheduleError: the schedule does not exist for these numbers.
+        AutoparError: the schedule returned another thing than a table.
+    """
+    table = schedule.table(num_stages, num_microbatches)
+    _TABLE.check_answer(schedule.name, table, Table)
+    return table
 
 
 def factory_named(name: str) -> Factory:

@@ -37,7 +37,7 @@ from autopar.search.pipeline.branches import branches
 from autopar.search.pipeline.search import pipeline
 from autopar.search.problem import Problem
 from autopar.search.problem_data import Conditions, NotPlainError, class_name, environment_hash, plain_data
-from autopar.search.registry import Strategy, cuts_stages
+from autopar.search.registry import Strategy, answer_of, cuts_stages
 from autopar.search.trail import Trail
 from autopar.sharding import rule_for
 from autopar.sharding.registry import registered_rules
@@ -258,6 +258,21 @@ def plan_cache(environment: Mapping[str, str]) -> PlanCache | None:
 
 
 @dataclass(frozen=True)
+class Checked:
+    """A strategy whose answers are checked. In keys it counts as that strategy.
+
+    Args:
+        planner: the strategy.
+    """
+
+    planner: Strategy
+
+    def __call__(self, problem: Problem) -> Plan | Bounded:
+        """The answer to a problem. Raises AutoparError where it is no plan."""
+        return answer_of(self.planner, problem)
+
+
+@dataclass(frozen=True)
 class Cached:
     """A planner whose plans are kept: itself a strategy.
 
@@ -302,8 +317,8 @@ class Cached:
 
 
 def cached(strategy: Strategy, cache: PlanCache | None) -> Strategy:
-    """A strategy whose plans are kept; the strategy as it is where there is no cache."""
-    return strategy if cache is None else Cached(strategy, cache, strategy)
+    """A strategy whose answers are checked, and whose plans are kept where there is a cache."""
+    return Checked(strategy) if cache is None else Cached(Checked(strategy), cache, strategy)
 
 
 def cached_with_stages(strategy: Strategy, cache: PlanCache | None) -> Strategy:

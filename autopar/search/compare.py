@@ -16,7 +16,7 @@ from autopar.plan.throughput import throughput
 from autopar.search.job import Solving
 from autopar.search.outcome import within_reach
 from autopar.search.problem import Problem, Progress
-from autopar.search.registry import Strategy, cuts_stages, strategy_named
+from autopar.search.registry import Strategy, answer_of, cuts_stages, strategy_named
 
 #: Strategies that are compared unless others are named.
 STANDARD = ("alpa", "data-parallel", "zero1", "zero3", "megatron")
@@ -56,7 +56,7 @@ class Budgeted:
         b = self.budget
         solving = Solving(b.time_limit_s, b.steps, self.seed)
         reporting = replace(problem.reporting, progress=self.seen.append)
-        return within_reach(self.strategy(replace(problem, solving=solving, reporting=reporting)))
+        return within_reach(answer_of(self.strategy, replace(problem, solving=solving, reporting=reporting)))
 
 
 @dataclass(frozen=True)

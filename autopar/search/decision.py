@@ -32,7 +32,7 @@ from autopar.cost import LeastWork
 from autopar.errors import InfeasiblePlanError, ScheduleError
 from autopar.ir.analysis import unread_effects
 from autopar.microbatch import even_counts
-from autopar.schedule import factory_named, get
+from autopar.schedule import factory_named, get, table_of
 from autopar.schedule.branches import Branches
 from autopar.search.bound import Freedom, bound_s
 from autopar.search.loop import Expansion, Known, OpenRegion, Relaxation
@@ -90,7 +90,7 @@ def least_by_stages(
         own_s = each_s(devices, True) / stages
         for count in possible:
             try:
-                schedule.table(stages, count)
+                table_of(schedule, stages, count)
             except ScheduleError:
                 continue
             busy_s = each_s(devices * count, False) * (count + (stages - 1) * left)

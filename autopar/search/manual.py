@@ -19,7 +19,7 @@ from autopar.ir import Graph, Input, Layout, Operator
 from autopar.ir.loops import Scan
 from autopar.plan import Plan
 from autopar.recompute import LEVELS, Level
-from autopar.schedule import Task, get
+from autopar.schedule import Task, get, table_of
 from autopar.search.assemble import renamed
 from autopar.search.batch_dims import SharedMatrices, SharedTokens, check_tokens, origins, token_dims
 from autopar.search.clock import Clock
@@ -150,7 +150,7 @@ class Manual:
                 f"{problem.graph.name} has {len(layers.members)} layers, fewer than pp * chunks = {stages}",
                 remedy="fewer stages or chunks",
             )
-        table, per = schedule_of(staged).table(stages, count), devices // self.pp
+        table, per = table_of(schedule_of(staged), stages, count), devices // self.pp
         placements = tuple((table.worker_of(Task("forward", s, 0)) * per, per) for s in range(stages))
         candidate = Candidate(count, even_stages(layers, stages), placements, 0.0, layers.members)
         inside = _ManualStages(replace(self, pp=1, chunks=1, recompute="none"), self._tokens(problem.graph))

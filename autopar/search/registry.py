@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from autopar.errors import AutoparError
 from autopar.errors.names import known_names
+from autopar.errors.offers import Call, Interface
 from autopar.hooks import NamedRegistry
 from autopar.plan import Plan
 from autopar.search.alpa import alpa
@@ -21,6 +22,13 @@ from autopar.search.research.slicings import GPipeStrategy, PipeDreamStrategy
 #: A search: what is to be planned -> the plan. Raises InfeasiblePlanError where nothing fits. It may say that no plan
 #: is faster than `Subproblem.cutoff_s`.
 Strategy: TypeAlias = Callable[[Problem], Plan | Bounded]
+
+_INTERFACE = Interface(
+    "search strategy",
+    rule="a strategy is a function that takes a Problem and returns a Plan",
+    remedy='@autopar.search.register("mine") above def mine(problem): return autopar.search.alpa(problem)',
+    call=Call(("problem",)),
+)
 
 #: Group of entry points under which other packages offer strategies.
 ENTRY_POINTS = "autopar.strategies"
@@ -50,7 +58,7 @@ _BUILT_IN: Mapping[str, Strategy] = MappingProxyType(
 
 def built_in() -> NamedRegistry[Strategy]:
     """A registry in which nothing is registered yet."""
-    return NamedRegistry(_BUILT_IN, ENTRY_POINTS)
+    return NamedRegistry(_BUILT_IN, ENTRY_POINTS, _INTERFACE)
 
 
 _REGISTRY = built_in()
@@ -78,6 +86,23 @@ def strategy_named(name: str) -> Strategy:
     if strategy is None:
         raise AutoparError(f"no search strategy is called {name!r}", remedy=known_names(name, _REGISTRY.names))
     return strategy
+
+
+def check_strategy(strategy: Any) -> None:
+    """Raises AutoparError unless ``strategy`` can be called with a problem."""
+    _INTERFACE.check(_name_of(strategy), strategy)
+
+
+def answer_of(strategy: Strategy, problem: Problem) -> Plan | Bounded:
+    """The answer of a strategy to a problem. Raises AutoparError where it is no plan."""
+    answer = strategy(problem)
+    _INTERFACE.check_answer(_name_of(strategy), answer, Plan, Bounded)
+    return answer
+
+
+def _name_of(strategy: Any) -> str:
+    """The name of a function, or the class of another object, for messages."""
+    return getattr(strategy, "__name__", type(strategy).__name__)
 
 
 def cuts_stages(strategy: Strategy) -> bool:

@@ -10,12 +10,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autopar.errors import AutoparError
+from autopar.errors.base import as_kind
+from autopar.errors.names import near_names
+from autopar.errors.offers import Call, Interface
 from autopar.hooks import tables_of
 from autopar.ir import Operator, TensorType
 from autopar.sharding import rules
 from autopar.sharding.factors import Rule, RuleFunction, replicated_rule
 
 BUILT_IN: Mapping[str, RuleFunction] = tables_of(rules.__name__, rules.__path__, "RULES")
+
+
+_INTERFACE = Interface(
+    "sharding rule",
+    rule="register_rule takes the name of a primitive and a function of an operator and its operands' types",
+    remedy='register_rule("my_primitive", my_rule), where my_rule(op, operand_types) returns a Rule, or None',
+    call=Call(("op", "operand_types")),
+)
 
 
 class RuleRegistry:
@@ -26,16 +37,21 @@ class RuleRegistry:
 
     def register(self, primitive: str, rule: RuleFunction) -> None:
         """Use ``rule`` for ``primitive`` from now on. Registering again replaces."""
-        if not isinstance(primitive, str) or not callable(rule):
-            raise AutoparError(
-                f"cannot register {rule!r} as the rule of {primitive!r}",
-                cause="register_rule takes the name of a primitive and a function",
-                remedy='register_rule("my_primitive", my_rule), where my_rule(op, operand_types) returns a Rule',
-            )
+        _INTERFACE.check(primitive, rule)
         self._added[primitive] = rule
 
     def remove(self, primitive: str) -> None:
-        """Forget what was registered for ``primitive``; a built-in rule shows again. KeyError if nothing was."""
+        """Forget what was registered for ``primitive``; a built-in rule shows again.
+
+        Raises:
+            AutoparError: nothing was registered; the error is a KeyError too.
+        """
+        if primitive not in self._added:
+            unknown = AutoparError(
+                f"no sharding rule is registered for {primitive!r}",
+                remedy=near_names(str(primitive), self.names) or "register_rule registers one",
+            )
+            raise as_kind(unknown, KeyError)
         del self._added[primitive]
 
     @property
@@ -115,7 +131,7 @@ def register_rule(primitive: str, rule: RuleFunction) -> None:
 
 
 def unregister_rule(primitive: str) -> None:
-    """Undo `register_rule`. KeyError if nothing is registered for ``primitive``."""
+    """Undo `register_rule`. Raises an AutoparError that is a KeyError too if nothing is registered."""
     _REGISTRY.remove(primitive)
 
 

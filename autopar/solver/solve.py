@@ -11,7 +11,7 @@ from importlib.metadata import entry_points
 
 import numpy as np
 
-from autopar.solver.base import Solver, SolverError
+from autopar.solver.base import Solver, SolverError, check_solver, loaded_solver, solution_of
 from autopar.solver.elimination import MOST_ENTRIES, plan_elimination
 from autopar.solver.evaluate import is_feasible, maximal_times, objective, within
 from autopar.solver.exhaustive import ExhaustiveSolver
@@ -50,8 +50,7 @@ def solver_named(name: str) -> Solver:
         return large
     others = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     if name in others:
-        solver: Solver = others[name].load()()
-        return solver
+        return loaded_solver(others[name])
     known = ", ".join(sorted({*built_in, "lagrange", *others}))
     raise SolverError(f"no solver is called {name!r}", remedy=f"use one of: {known}")
 
@@ -110,9 +109,11 @@ def solve(
         solver that is not exact proves at most that presolve left nothing to choose.
     """
     began = time.monotonic()
+    if not isinstance(solver, str):
+        check_solver(solver)
     engine = solver_named(solver) if isinstance(solver, str) else solver
     if engine.presolves:
-        return engine.solve(problem, time_limit_s=time_limit_s, start=start, seed=seed)
+        return solution_of(engine, problem, time_limit_s=time_limit_s, start=start, seed=seed)
     if not within(memory_floor(problem), problem.limit_bytes):
         return Solution(Status.INFEASIBLE, (), math.inf, math.inf, time.monotonic() - began, engine.name)
     known = known or solve_relaxed(problem, goal, start)
@@ -330,7 +331,7 @@ class _State(_Known):
             return Solution(Status.UNKNOWN, (), math.inf, -math.inf, 0.0, name)
         left = None if math.isinf(self.deadline) else self.deadline - time.monotonic()
         begin = None if self.best is None else reduction.project(self.best)
-        answer = self.engine.solve(reduction.problem, time_limit_s=left, start=begin, seed=self.seed)
+        answer = solution_of(self.engine, reduction.problem, time_limit_s=left, start=begin, seed=self.seed)
         bound = answer.lower_bound + reduction.offset
         if answer.status not in (Status.OPTIMAL, Status.FEASIBLE):
             return replace(answer, lower_bound=bound)

@@ -17,7 +17,7 @@ from importlib import import_module
 
 import numpy as np
 
-from autopar.solver.base import Solver
+from autopar.solver.base import Solver, solution_of
 from autopar.solver.elimination import MOST_ENTRIES
 from autopar.solver.evaluate import is_feasible, objective, within
 from autopar.solver.goal import PROOF, WIDE_GAP, Goal
@@ -347,6 +347,6 @@ def _solve(known: _WideSearch, mixture: Reduction, engine: Solver, deadline: flo
         useless = 0.0 if known.choice is None else goal.over(known.cost, _LEAST_GAIN)
         engine = replace(engine, max_nodes=_PATIENCE, open_cost=useless, restarts=False)
     begin = None if known.choice is None else mixture.project(known.choice)
-    answer = engine.solve(mixture.problem, time_limit_s=left, start=begin, seed=seed)
+    answer = solution_of(engine, mixture.problem, time_limit_s=left, start=begin, seed=seed)
     if answer.choice:
         known.take(mixture.lift(answer.choice))

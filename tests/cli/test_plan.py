@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from autopar.plan import FORMAT_VERSION, Plan
+from autopar.search import registry
 from tests.cli.conftest import TRAIN, Run, Spawn
 
 TARGET = "train.py:train_step"
@@ -148,7 +149,8 @@ def test_a_decorated_function_keeps_its_options(run: Run, folder: Path) -> None:
     assert (plan.content.donated, plan.search.strategy) == (("state['w']",), "data-parallel")
 
 
-def test_a_strategy_that_the_file_registers_is_known(run: Run, folder: Path) -> None:
+def test_a_strategy_that_the_file_registers_is_known(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_REGISTRY", registry.built_in())
     text = TRAIN + "\nimport autopar.search as s\ns.register('of-the-file')(s.strategy_named('replicated'))\n"
     (folder / "own.py").write_text(text, encoding="utf-8")
     assert planned(run, "own.py:train_step", *CLUSTER, "--search", "of-the-file").search.strategy == "replicated"

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import hypothesis.strategies as st
 import jax
@@ -25,7 +26,7 @@ from hypothesis import given
 
 import autopar
 import autopar.schedule.registry as schedules
-from autopar import Cluster, InfeasiblePlanError
+from autopar import AutoparError, Cluster, InfeasiblePlanError
 from autopar.api import pure
 from autopar.cost import CostModel
 from autopar.ir import Graph
@@ -34,7 +35,16 @@ from autopar.plan import Plan, PlanContent
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.schedule import get
 from autopar.search import Manual, Problem, Subproblem, alpa, strategy_named
-from autopar.search.cache import Cached, PlanCache, cached, cached_with_stages, key_of, plan_cache, without_lines
+from autopar.search.cache import (
+    Cached,
+    Checked,
+    PlanCache,
+    cached,
+    cached_with_stages,
+    key_of,
+    plan_cache,
+    without_lines,
+)
 from autopar.search.compare import Budget, Budgeted
 from autopar.search.constraints import Constraint, SharedStages
 from autopar.search.job import Job, Request, Solving
@@ -657,6 +667,10 @@ def test_compare_searches_every_time(monkeypatch, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_a_cache_strategies_are_as_they_are() -> None:
-    assert cached(alpa, None) is alpa
-    assert cached_with_stages(strategy_named("gpipe"), None) is strategy_named("gpipe")
+def test_without_a_cache_strategies_only_have_their_answers_checked() -> None:
+    asked: list[Any] = []
+    for wrapped in (cached(asked.append, None), cached_with_stages(strategy_named("gpipe"), None)):
+        assert isinstance(wrapped, Checked)
+    with pytest.raises(AutoparError, match="returned None, not a Plan"):
+        cached(asked.append, None)("the problem")
+    assert asked == ["the problem"]

@@ -17,7 +17,7 @@ from autopar.errors import MicrobatchError, ScheduleError
 from autopar.ir.phases import phase_of
 from autopar.microbatch import Microbatching
 from autopar.plan import Plan
-from autopar.schedule import Schedule, Table, Task, check_barrier, get
+from autopar.schedule import Schedule, Table, Task, check_barrier, get, table_of
 from autopar.search.outcome import Bounded
 from autopar.search.pipeline.partition import (
     Slicing,
@@ -97,7 +97,7 @@ def schedule_for(problem: Problem, microbatching: Microbatching) -> Schedule:
 
 def table_for(schedule: Schedule, stages: int, microbatching: Microbatching) -> Table:
     """The table of a schedule. ScheduleError where there is none, or examples meet and it has no moment for that."""
-    table = schedule.table(stages, microbatching.count)
+    table = table_of(schedule, stages, microbatching.count)
     if microbatching.between:
         check_barrier(table)
     return table
@@ -154,7 +154,7 @@ def in_other_microbatches(problem: Problem, source: StageSource, candidate: Cand
     operators = {id for members in candidate.members for id in members}
     for count in (candidate.count // 2, 2 * candidate.count):
         with contextlib.suppress(MicrobatchError, ScheduleError):
-            schedule_of(problem).table(len(candidate.members), max(1, count))
+            table_of(schedule_of(problem), len(candidate.members), max(1, count))
             if {op.id for op in forward_operators(problem.graph, source.microbatches(max(1, count)))} == operators:
                 yield replace(candidate, count=max(1, count))
 
@@ -170,7 +170,7 @@ def uniform_candidate(
     problem: Problem, layers: Layers, stages: int, schedule: Schedule, count: int
 ) -> Candidate | None:
     """Equal runs of layers on equal submeshes, for schedules that place several stages on a worker."""
-    table = schedule.table(stages, count)
+    table = table_of(schedule, stages, count)
     if has_stage_a_worker(table):
         return None
     per = problem.cluster.num_devices // table.num_workers

@@ -13,12 +13,13 @@ from autopar.plan import Choice, Considered, PlanContent, StepForm
 from autopar.plan.counterfactuals import ALTERNATIVE
 from autopar.plan.text import bytes_text
 from autopar.search.intra import extract
-from autopar.search.mesh_search import MeshSearch, with_allowed
+from autopar.search.mesh_search import MeshSearch
 from autopar.search.one_stage import OneStagePlanner, problem_in_form
 from autopar.search.outcome import within_reach
 from autopar.search.problem import Problem
 from autopar.search.registry import strategy_named
 from autopar.search.source import StepSource
+from autopar.solver import with_allowed
 
 #: Plans that people write by hand, against which a plan is shown.
 ALTERNATIVES = ("data-parallel", "zero1", "zero2", "zero3", "megatron", "fsdp-tp")

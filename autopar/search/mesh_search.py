@@ -16,11 +16,8 @@ by limit: a stage that is relaxed may be planned.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-
-import numpy as np
-from numpy.typing import ArrayLike
 
 from autopar.cluster import LogicalMesh
 from autopar.errors import InfeasiblePlanError
@@ -37,7 +34,7 @@ from autopar.search.intra.thresholds import with_thresholds
 from autopar.search.intra.timeline import details_of
 from autopar.search.problem import Problem
 from autopar.search.problem_data import without_room
-from autopar.solver import ChoiceProblem, HighsSolver, Node, Solution, is_feasible, solve, solve_relaxed
+from autopar.solver import ChoiceProblem, HighsSolver, Solution, is_feasible, solve, solve_relaxed
 from autopar.solver.goal import Goal
 from autopar.solver.highs import MOST_NODES
 from autopar.solver.memory import memory_floor
@@ -319,19 +316,6 @@ def with_in_flight(built: ShardingProblem, before: int, after: int) -> ShardingP
         for known, old, draft in zip(built.problem.usages, built.usages, drafts, strict=True)
     )
     return replace(built, problem=replace(built.problem, usages=usages), usages=drafts)
-
-
-def with_allowed(choices: ChoiceProblem, allowed: Mapping[int, ArrayLike]) -> ChoiceProblem:
-    """A choice problem some strategies of which are ruled out.
-
-    Args:
-        choices: the problem.
-        allowed: by node, for each of its strategies whether it may be taken.
-    """
-    nodes = list(choices.nodes)
-    for n, ok in allowed.items():
-        nodes[n] = Node(nodes[n].name, np.where(ok, nodes[n].costs, np.inf))
-    return replace(choices, nodes=tuple(nodes))
 
 
 def infeasible(problem: Problem, problems: Sequence[ShardingProblem]) -> InfeasiblePlanError:

@@ -19,9 +19,9 @@ from autopar.search.clock import Clock
 from autopar.search.constraints import meshes_that_hold
 from autopar.search.intra import ShardingProblem, extract
 from autopar.search.intra.thresholds import with_thresholds
-from autopar.search.mesh_search import MeshSearch, with_allowed
+from autopar.search.mesh_search import MeshSearch
 from autopar.search.problem import Problem
-from autopar.solver import Solution
+from autopar.solver import Solution, with_allowed
 
 #: input, its layouts -> for each of them whether a plan may give it that layout
 Allowed: TypeAlias = Callable[[Input, Sequence[Layout]], Sequence[bool]]

@@ -7,7 +7,7 @@ from autopar.solver.exhaustive import ExhaustiveSolver
 from autopar.solver.highs import HighsSolver
 from autopar.solver.memory import least_memory
 from autopar.solver.presolve import Reduction, reduce_problem
-from autopar.solver.problem import ChoiceProblem, Edge, Node, ProblemError, Usage
+from autopar.solver.problem import ChoiceProblem, Edge, Node, ProblemError, Usage, with_allowed
 from autopar.solver.solution import Solution, Status
 from autopar.solver.solve import solve, solve_relaxed, solver_named
 
@@ -36,4 +36,5 @@ __all__ = [
     "solve_relaxed",
     "solver_named",
     "usage_profile",
+    "with_allowed",
 ]

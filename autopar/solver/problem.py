@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from autopar.errors import AutoparError
 from autopar.solver.meter import Meter
@@ -156,6 +157,19 @@ class ChoiceProblem:
     def combinations(self) -> int:
         """Number of choices, allowed or not."""
         return math.prod(node.costs.size for node in self.nodes)
+
+
+def with_allowed(choices: ChoiceProblem, allowed: Mapping[int, ArrayLike]) -> ChoiceProblem:
+    """A choice problem some strategies of which are ruled out.
+
+    Args:
+        choices: the problem.
+        allowed: by node, for each of its strategies whether it may be taken.
+    """
+    nodes = list(choices.nodes)
+    for n, ok in allowed.items():
+        nodes[n] = Node(nodes[n].name, np.where(ok, nodes[n].costs, np.inf))
+    return replace(choices, nodes=tuple(nodes))
 
 
 def _check_costs(costs: Array, where: str) -> None:

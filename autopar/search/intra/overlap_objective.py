@@ -5,23 +5,28 @@ operator that makes the value and the one that reads it. Conversions compete for
 seconds that it hides: the price of a second of the links. With so much taken off the costs of every edge the integer
 program is linear as before. Its answer is scheduled, and is taken if its step is shorter; the schedule of the best
 answer gives the next costs. Where that does not lead from the least sum of seconds to data parallelism, whose gradients
-overlap well, data parallelism is a second beginning. `improve_overlap` is the place to start.
+overlap well, data parallelism is a second beginning. Costs of edges do not tell which collectives are sent as one, nor
+which operators wait for the last of them. Conversions that a step waits for are therefore ruled out one by one, and the
+rest is solved again. `improve_overlap` is the place to start.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from autopar.search.intra.collectives import collectives
+from autopar.search.intra.collective_matmul import timed_collectives
+from autopar.search.intra.collectives import PricedCollective, Thresholds, collectives
 from autopar.search.intra.extract import Sharding, copy_layouts, extract, value_layouts
 from autopar.search.intra.overlap import RegionSchedule, producers_of, region_of, schedules
-from autopar.search.intra.sharding_problem import ShardingProblem
+from autopar.search.intra.sharding_problem import ShardingProblem, ValueDraft
+from autopar.search.intra.thresholds import with_thresholds
 from autopar.search.problem import Problem
-from autopar.solver import ChoiceProblem, Edge, Node, Solution
+from autopar.solver import ChoiceProblem, Edge, Solution, is_feasible, with_allowed
 from autopar.solver.evaluate import objective
 
 
@@ -67,10 +72,12 @@ def improve_overlap(
     tried = {first.solution.choice}
     best = _chain(problem, sharding_problem, first, solve, tried)
     start = with_shared_examples(problem, sharding_problem, solve, first.solution.lower_bound)
-    if start is None or start.step_s >= first.step_s or start.solution.choice in tried:
+    if start is not None and start.step_s < first.step_s and start.solution.choice not in tried:
+        other = _chain(problem, sharding_problem, start, solve, tried)
+        best = other if other.step_s < best.step_s * (1 - 1e-9) else best
+    if problem.subproblem.separate_programs:
         return best
-    other = _chain(problem, sharding_problem, start, solve, tried)
-    return other if other.step_s < best.step_s * (1 - 1e-9) else best
+    return _rule_out_exposed(problem, sharding_problem, best, solve, tried)
 
 
 def _stalls(problem: Problem, timed: TimedSolution) -> bool:
@@ -101,12 +108,108 @@ def _chain(
     return best
 
 
+def _rule_out_exposed(
+    problem: Problem,
+    sharding_problem: ShardingProblem,
+    first: TimedSolution,
+    solve: Callable[[ChoiceProblem, tuple[int, ...]], Solution],
+    tried: set[tuple[int, ...]],
+) -> TimedSolution:
+    """The best of an answer and those without layouts for which its step waits, the longest wait first.
+
+    Each layout is ruled out once; one without which the step is shorter stays ruled out. ``tried`` has the choices that
+    were timed.
+    """
+    best, lower_bound = _joined(problem, sharding_problem, first), first.solution.lower_bound
+    choices, done = sharding_problem.problem, set[tuple[str, bool]]()
+    while _stalls(problem, best) and len(done) < problem.policy.overlap.most_ruled_out:
+        of, rest = next(_without_exposed(problem, sharding_problem, best, choices, done), (None, choices))
+        if of is None:
+            break
+        done.add(of)
+        solution = solve(rest, ())
+        if solution.choice in tried or not (solution.found and is_feasible(rest, solution.choice)):
+            continue
+        tried.add(solution.choice)
+        timed = _joined(problem, sharding_problem, _timed(problem, sharding_problem, solution, lower_bound))
+        if timed.step_s < (1 - problem.policy.effort.least_gain) * best.step_s:
+            best, choices = timed, rest
+    return best
+
+
+def _joined(problem: Problem, sharding_problem: ShardingProblem, timed: TimedSolution) -> TimedSolution:
+    """An answer whose collectives are joined up to the thresholds that suit it."""
+    choice, sharding = timed.solution.choice, timed.sharding
+    return replace(timed, sharding=with_thresholds(problem, sharding_problem, choice, sharding))
+
+
+def _without_exposed(
+    problem: Problem,
+    sharding_problem: ShardingProblem,
+    timed: TimedSolution,
+    choices: ChoiceProblem,
+    done: Collection[tuple[str, bool]],
+) -> Iterator[tuple[tuple[str, bool], ChoiceProblem]]:
+    """Problems without one layout of an answer, the one first for which its step waits longest.
+
+    Of each value the layout is ruled out to which its readers convert it, then the layout in which it is made. Left are
+    values for which a step waits no longer than it may wait in all.
+
+    Args:
+        problem: what is planned.
+        sharding_problem: its statement on the mesh of the answer.
+        timed: the answer.
+        choices: the problem that it solves.
+        done: values whose layout was ruled out, and whether that of their readers.
+    """
+    choice, exposed_s = timed.solution.choice, defaultdict[str, float](float)
+    sent = _sent(problem, sharding_problem, choice)
+    times = timed_collectives(problem, sharding_problem, choice, sent, timed.sharding.thresholds)
+    for collective, seconds in zip(times.sent, times.exposed_s, strict=True):
+        exposed_s[collective.value] += seconds
+    least_s = problem.policy.overlap.stall_share * timed.step_s
+    for key in sorted(exposed_s, key=lambda key: (-exposed_s[key], key)):
+        value = sharding_problem.values.get(key)
+        if exposed_s[key] <= least_s or value is None or value.node is None:
+            continue
+        present = value.layouts[choice[value.node]]
+        of_maker = {value.node: np.array([k != present for k in value.layouts])}
+        for of_readers, allowed in ((True, _other_reader_layouts(value, choice)), (False, of_maker)):
+            if (key, of_readers) in done or not allowed:
+                continue
+            restricted = with_allowed(choices, allowed)
+            if all(np.isfinite(restricted.nodes[n].costs).any() for n in allowed):
+                yield (key, of_readers), restricted
+
+
+def _other_reader_layouts(value: ValueDraft, choice: Sequence[int]) -> dict[int, NDArray[np.bool_]]:
+    """By node of a reader that converts a value, for each strategy whether it takes the value in another layout."""
+    allowed: dict[int, NDArray[np.bool_]] = {}
+    present = None if value.node is None else value.layouts[choice[value.node]]
+    for use in value.uses:
+        required = use.required[choice[use.node]]
+        if required != present:
+            allowed[use.node] = allowed.get(use.node, True) & np.array([k != required for k in use.required])
+    return allowed
+
+
+def _sent(problem: Problem, sharding_problem: ShardingProblem, choice: Sequence[int]) -> tuple[PricedCollective, ...]:
+    """The collectives of a choice, each alone."""
+    layouts = value_layouts(sharding_problem, choice)
+    copies = copy_layouts(sharding_problem, choice, layouts)
+    return tuple(collectives(problem, sharding_problem, choice, layouts, copies))
+
+
 def _timed(
-    problem: Problem, sharding_problem: ShardingProblem, solution: Solution, lower_bound: float
+    problem: Problem,
+    sharding_problem: ShardingProblem,
+    solution: Solution,
+    lower_bound: float,
+    thresholds: Thresholds | None = None,
 ) -> TimedSolution:
     """An answer to other costs, with the sum of all seconds, which has a bound."""
     summed = replace(solution, objective=objective(sharding_problem.problem, solution.choice), lower_bound=lower_bound)
-    return TimedSolution(summed, extract(problem, sharding_problem, solution.choice))
+    return TimedSolution(summed, extract(problem, sharding_problem, solution.choice, thresholds))
 
 
 def with_shared_examples(
@@ -136,7 +239,7 @@ def with_shared_examples(
 def _data_parallel(problem: Problem, sharding_problem: ShardingProblem) -> ChoiceProblem | None:
     """The problem with what is no data parallelism ruled out; None where the mesh does not divide the examples."""
     roles = {i.name: i.role for i in problem.graph.inputs}
-    nodes = list(sharding_problem.problem.nodes)
+    allowed: dict[int, NDArray[np.bool_]] = {}
     axes = {a for a, n in sharding_problem.mesh.axes if n > 1}
     for v in sharding_problem.values.values():
         if v.node is None or roles.get(v.source) not in ("batch", "parameter"):
@@ -147,8 +250,8 @@ def _data_parallel(problem: Problem, sharding_problem: ShardingProblem) -> Choic
             ok = [bool(k.dims) and set(k.dims[0]) == axes and not any(k.dims[1:]) for k in v.layouts]
         if not any(ok):
             return None
-        nodes[v.node] = Node(nodes[v.node].name, np.where(ok, nodes[v.node].costs, np.inf))
-    return replace(sharding_problem.problem, nodes=tuple(nodes))
+        allowed[v.node] = allowed.get(v.node, True) & np.array(ok)
+    return with_allowed(sharding_problem.problem, allowed)
 
 
 def with_overlap(
@@ -182,10 +285,7 @@ def overlappable_s(
         sharding_problem: from `build`.
         choice: the answer whose schedule is looked at.
     """
-    layouts = value_layouts(sharding_problem, choice)
-    sent = tuple(
-        collectives(problem, sharding_problem, choice, layouts, copy_layouts(sharding_problem, choice, layouts))
-    )
+    sent = _sent(problem, sharding_problem, choice)
     schedules_of = schedules(problem.cost_model, sharding_problem, choice, sent)
     windows = {region: LinkIdleTime(of) for region, of in schedules_of.items()}
     regions, producers = {r.id for r in sharding_problem.region_sites}, producers_of(sharding_problem)

@@ -33,7 +33,7 @@ def with_thresholds(
         problem: what was planned.
         sharding_problem: from `build`.
         choice: strategy of each node.
-        sharding: from `extract`, with the compiler's own thresholds.
+        sharding: from `extract`; its thresholds are compared too.
     """
     policy, least_gain = problem.policy.overlap, problem.policy.effort.least_gain
     if (
@@ -46,7 +46,8 @@ def with_thresholds(
     layouts = value_layouts(sharding_problem, choice)
     copies = copy_layouts(sharding_problem, choice, layouts)
     sent = tuple(collectives(problem, sharding_problem, choice, layouts, copies))
-    best_s, best = sharding.step_s, Thresholds.of(problem.cost_model.stack)
+    first = sharding.thresholds or Thresholds.of(problem.cost_model.stack)
+    best_s, best = sharding.step_s, first
     for name, kinds in (("combine_bytes", {*JOINED} - {"all-gather"}), ("gather_bytes", {"all-gather"})):
         for bytes in _candidates(problem, sharding_problem, [c for c in sent if c.kind in kinds]):
             thresholds = replace(best, **{name: float(bytes)})
@@ -54,9 +55,7 @@ def with_thresholds(
             step_s = sharding.compute_s + sharding.host_s + sharding.starts_s + sum(times.exposed_s)
             if step_s < best_s - least_gain * sharding.step_s:
                 best_s, best = step_s, thresholds
-    if best == Thresholds.of(problem.cost_model.stack):
-        return sharding
-    return extract(problem, sharding_problem, choice, best)
+    return sharding if best == first else extract(problem, sharding_problem, choice, best)
 
 
 def _candidates(

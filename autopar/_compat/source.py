@@ -1,4 +1,4 @@
-"""Place of an equation in the user's code."""
+"""The user's line of an equation of a jaxpr, as ``file.py:12 (function)``; start with the public function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`compare`: strategies on one function, ranked."""
+"""`compare`: plans one function with several strategies under one budget, and ranks their plans. Runs nothing."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def share(
 
 
 def same_arguments(processes: World, name: str, leaves: Sequence[Any], names: Sequence[str]) -> None:
-    """Returns when what every process has whole is the same on all.
+    """Waits for all processes; raises an error unless their arguments that are whole on each process are equal.
 
     Args:
         processes: all of them.

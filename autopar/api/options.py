@@ -1,4 +1,4 @@
-"""The options of `parallelize`, checked once."""
+"""`ParallelOptions`: the options of `autopar.parallelize`, checked when they are given. They decide nothing."""
 
 from __future__ import annotations
 

@@ -400,7 +400,7 @@ class BoundFunction:
 
     @property
     def __self__(self) -> Any:
-        """The object."""
+        """The object that the method is bound to."""
         return self._instance
 
     @property

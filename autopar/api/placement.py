@@ -234,7 +234,7 @@ class CurrentPlacement:
         return replace(self, typed=(), lost=(*self.typed, *self.lost))
 
     def with_notes(self, plan: Plan, pins: Sequence[Pin]) -> Plan:
-        """``plan`` with a note for each input that its type splits, but for those that ``pins`` say otherwise of."""
+        """``plan`` with a note for each input whose explicit type splits it, unless one of ``pins`` names it."""
         said = [(p, "kept") for p in self.typed] + [(p, "not kept: no mesh splits it so") for p in self.lost]
         free = [(p, what) for p, what in said if not any(path_matches(other.pattern, p.pattern) for other in pins)]
         notes = (f"{p.pattern} has the split {p.text} by its type: {what}" for p, what in free)

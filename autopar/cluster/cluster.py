@@ -393,6 +393,6 @@ def _sizes(keys: Sequence[object]) -> list[int]:
 
 
 def _limited(devices: Sequence[FoundDevice], device: Device) -> Device:
-    """The device with no more memory than jax may allocate on any of ``found``."""
+    """``device`` with the least memory that jax may allocate on any of ``devices``, if that is less than its own."""
     limit = min((d.memory_bytes for d in devices if d.memory_bytes is not None), default=device.memory_bytes)
     return dataclasses.replace(device, memory_bytes=min(device.memory_bytes, limit))

@@ -153,7 +153,7 @@ def places(groups: Sequence[NodeGroup]) -> tuple[DevicePlace, ...]:
 
 
 def _group_keys(shape: tuple[int, ...], varied_axes: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Coordinates of each device that a collective over the dims ``chosen`` of ``shape`` leaves fixed."""
+    """Coordinates of each device, of a mesh of ``shape``, along all axes but ``varied_axes``: the key of its group."""
     kept = [d for d in range(len(shape)) if d not in varied_axes]
     return [tuple(at[d] for d in kept) for at in product(*map(range, shape))]
 

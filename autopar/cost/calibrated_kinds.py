@@ -60,11 +60,11 @@ class Kinds:
 
 
 def fit_kinds(samples: Sequence[Sample], calibration: Calibration) -> Kinds:
-    """The figures that samples give.
+    """Figures of convolutions, reorders, reductions, new memory and functions, fitted to measured times.
 
     Args:
-        samples: of all kinds, others among them.
-        calibration: what else was fitted to them.
+        samples: measured times of operators; those of other kinds of operators are left out.
+        calibration: figures that were fitted before: peaks, memory, seconds of calls and launches.
     """
     by_kind: dict[str, list[Sample]] = {}
     for s in samples:

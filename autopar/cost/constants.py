@@ -212,7 +212,7 @@ class Constants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def constants_file() -> Path:
-    """Path of the constants."""
+    """Path of the file of constants of training programs (`Constants`) that comes with autopar."""
     return folder() / "training" / "constants.toml"
 
 

@@ -16,7 +16,7 @@ from autopar.ir.phases import phase_of
 
 
 def order(graph: Graph) -> Graph:
-    """``graph`` with the operators of its update moved; other operators keep their order among themselves."""
+    """``graph`` with each operator of the update moved up to where its gradients exist; the others keep their order."""
     core = {op.id for op in graph.operators if op.effects or phase_of(op) != "update"}
     if not any("transpose(" in op.scope for op in graph.operators):
         return graph

@@ -180,10 +180,10 @@ def taken_in_slices(
 
 
 def converted_inside(slices: Sequence[Any], scan: Scan) -> list[Any]:
-    """Slices of a loop's stacks, those as they are that its body converts to bfloat16.
+    """Slices of a loop's stacks, with raw bits for the float32 slices that the body converts to bfloat16.
 
-    XLA's compiler for TPUs narrows what is only read so, through barriers and loops: it would convert the whole stack
-    before the loop, and keep both. Integers it leaves as they are.
+    XLA's compiler for TPUs moves such a conversion through barriers and loops: it would convert the whole stack before
+    the loop, and keep both. It leaves integers alone.
 
     Args:
         slices: one a stack.

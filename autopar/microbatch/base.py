@@ -1,4 +1,4 @@
-"""`Microbatching`: what the analysis says of a graph."""
+"""`Microbatching`: which operators run once a microbatch, and how results of microbatches are joined."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def operators_between(graph: Graph, count: int) -> frozenset[str]:
 
 
 def _loops(graph: Graph, count: int, batch: dict[str, int]) -> tuple[MicrobatchLoop, ...] | None:
-    """The loops of a step; None where there would be too many, or no meeting can run between two."""
+    """Loops over microbatches, cut where examples meet; None if they are too many, or a meeting fits between none."""
     axis = MicrobatchAxis(pseudo_mesh(count))
     loops: list[MicrobatchLoop] = []
     model = matrices_of_model(graph)

@@ -60,7 +60,7 @@ class Throughput:
 
     @property
     def dollars_per_million(self) -> float | None:
-        """Price of a million tokens, of a million examples without tokens; None without a price or either."""
+        """Price of a million tokens, or examples where the batch has no tokens; None without a price or a batch."""
         step, count = self.dollars_per_step, self.tokens or self.examples
         return None if step is None or not count else step / count * 1e6
 

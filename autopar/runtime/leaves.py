@@ -141,7 +141,7 @@ def give_up(leaves: Sequence[Any], donated: Iterable[int]) -> None:
 
 
 def _are_deleted(leaves: Sequence[Any], indices: Sequence[int], which: Callable[[Iterable[bool]], bool]) -> bool:
-    """Whether any or all (``which``) of some leaves are deleted, of which those that are no arrays may be."""
+    """``which`` (`any` or `all`) of whether leaves are deleted. With one that is no array `any` is True, `all` False."""
     try:
         return which(map(_is_deleted, [leaves[i] for i in indices]))
     except AttributeError:

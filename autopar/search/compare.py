@@ -1,4 +1,4 @@
-"""Strategies on one problem under one budget, ranked."""
+"""Plans one problem with several strategies under one budget, and ranks them by predicted step time."""
 
 from __future__ import annotations
 

@@ -35,11 +35,19 @@ class Sliced:
     isomorphic: tuple[int, ...] = ()
 
     def arriving(self, stage: int) -> frozenset[str]:
-        """Names of the inputs of a stage's graph, by its place among ``parts``, that come with every microbatch."""
+        """Names of the inputs of a stage's graph that other stages send once for every microbatch.
+
+        Args:
+            stage: index of ``parts``.
+        """
         return frozenset(str(v) for v in self.parts[stage].graph_inputs if v.of_microbatch)
 
     def met(self, stage: int) -> frozenset[str]:
-        """Paths of the outputs of a stage's graph, by its place among ``parts``, that are made where examples meet."""
+        """Paths of the outputs of a stage's graph that are computed from all microbatches, between two loops over them.
+
+        Args:
+            stage: index of ``parts``.
+        """
         return frozenset(str(v) for v in self.parts[stage].graph_sends if v.kind == "met")
 
     def constraints(self, stage: int, asked: Sequence[Constraint]) -> tuple[Constraint, ...]:

@@ -214,9 +214,9 @@ def _read_from_memory(needed: Iterable[Operator], cost: CostModel, cores: Collec
 
 
 def _stored_for(pass_: Sequence[Operator], cost: CostModel, cores: Collection[str]) -> set[object]:
-    """Values of which some operator of a pass takes something from memory, as they are or as fused operators make it.
+    """Values that some operator of a pass reads from memory, itself or through operators that are fused into it.
 
-    What a loop makes of its trips is stored before any of them reads it.
+    Stacked results of a loop are stored before an operator reads them.
 
     Args:
         pass_: operators of one pass, in order.

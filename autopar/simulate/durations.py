@@ -1,4 +1,4 @@
-"""`Durations`: how long works and transfers take."""
+"""`Durations`: seconds of each work of a stage and of each transfer between workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Event`: something that took time; memory over time."""
+"""`Event`: one work or transfer of a timeline with its start and end; samples of memory over time."""
 
 from __future__ import annotations
 

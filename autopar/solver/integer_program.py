@@ -114,7 +114,7 @@ class IntegerProgram:
         return values
 
     def with_cover(self, cover: Sequence[tuple[int, int]]) -> IntegerProgram:
-        """The program that forbids all of the (node, strategy) of ``chosen`` together."""
+        """The program with a row that forbids taking all (node, strategy) pairs of ``cover`` together."""
         columns = np.array([self.first[v] + k for v, k in cover], dtype=np.int64)
         row = Row(columns, np.ones(columns.size), -math.inf, columns.size - 1.0)
         return replace(self, rows=(*self.rows, row))

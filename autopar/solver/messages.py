@@ -120,7 +120,7 @@ class Messages:
         self._flat = None
 
     def _sum(self) -> float:
-        """All d, with those of the messages that the last sweep sent."""
+        """Sum of the gains of all nodes and of the messages that the last sweep sent: the bound, but for rounding."""
         return math.fsum(self.gains) + math.fsum(self.taken[1 - self.sweeps % 2 :: 2])
 
     def sweep(self) -> None:

@@ -144,7 +144,7 @@ class Delayed:
     def _gradients_and_update(
         self, state: Any, indices: Sequence[int], read: Any, args: Any, kwargs: Any
     ) -> tuple[Any, Any]:
-        """The new state and what came next to the gradients."""
+        """The new state, and the second result of the gradient step (its metrics)."""
         assert self.plain_update is not None
         gradients, aux = self.step(replaced(state, indices, read), *args, **kwargs)
         if self.correction is not None and self.delay:

@@ -1,4 +1,4 @@
-"""One StableHLO operation, its attributes read."""
+"""Reads the attributes of one StableHLO operation into plain data."""
 
 from __future__ import annotations
 

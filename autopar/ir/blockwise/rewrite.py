@@ -298,7 +298,7 @@ class Region:
         return every
 
     def _pulled(self, name: str, loops: Labels) -> Operator | None:
-        """The operator that makes a value from outside, where its blocks are made as they are needed."""
+        """The operator that makes ``name`` outside of the loop over blocks, if the loop may make its blocks instead."""
         op = self.whole.producers.get(name)
         if op is None or not is_positional(op) or name in self.match.known:
             return None
@@ -310,7 +310,7 @@ class Region:
         return op if square or not loops or self._of_positions(name, loops) else None
 
     def _of_positions(self, name: str, loops: Labels) -> bool:
-        """Whether a value is made of positions alone."""
+        """Whether a value depends on positions alone, not on any operand of the attention."""
         op = self.whole.producers.get(name)
         if op is None or not is_positional(op) or name in self.match.known:
             return False

@@ -169,7 +169,7 @@ class Core:
         return labels_of(whole) if whole is not None else self.spec.slope if name == "slope" else self.spec.scores
 
     def _foreign(self, name: str) -> range:
-        """Indices of the operands that a region takes from outside: those of ``gradient`` come last."""
+        """Indices of the operands that the region ``name`` takes from outside; those of the scores come first."""
         regions = self.params["regions"]
         counts = {k: sum(i.name.startswith("in.") for i in b.graph.inputs) for k, b in regions.items()}
         first = len(self.operands) - sum(counts.values())

@@ -14,7 +14,7 @@ from autopar.lower.localize.base import LocalContext, Localizer
 
 
 def fft(primitive: Primitive, params: Mapping[str, Any], operands: list[Any], context: LocalContext) -> list[Any]:
-    """The transform of a shard that is a single row, which has one order only, just before and just after."""
+    """The transform, with shards as single rows just before and after it: a row has one order in memory."""
     outputs = bind(primitive, params, [_in_rows(x) for x in operands])
     return [_in_rows(x) for x in outputs]
 

@@ -62,11 +62,11 @@ class MeasuredWorkers:
     """Measurements of workers.
 
     Args:
-        kinds: their devices.
+        kinds: measurements of the devices of each kind, with the workers that have them.
         links: transfers between them.
         machines: on how many machines they are.
         call_s: seconds that a call of all workers by the driver takes.
-        transport: how arrays went, for people.
+        transport: way in which arrays went: "sockets", "direct" or "world".
     """
 
     kinds: tuple[MeasuredKind, ...]

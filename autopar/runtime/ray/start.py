@@ -1,4 +1,7 @@
-"""The way in, which imports Ray."""
+"""Connects `autopar.Cluster.ray` to Ray, which is imported only here, when it is first called.
+
+`ray_cluster` is the place to start. Starting workers is up to `autopar.runtime.ray.connect`.
+"""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class StaleFlow:
 
     @property
     def steady(self) -> int:
-        """The first call whose list is that of all later ones."""
+        """Number of the first call whose lists all later calls repeat."""
         return math.ceil(self.lag / self.microbatches)
 
     def spec(self, kind: str, stage: int, part: int = 0) -> WorkSpec | None:
@@ -78,7 +78,7 @@ class StaleFlow:
         return self.dataflow.by_work.get(Work(kind, stage, part))  # type: ignore[arg-type]
 
     def number(self, microbatch: int, call: int) -> int:
-        """Number of a microbatch in the names of a call."""
+        """Number by which the lists of a call name a microbatch: 0 is the earliest that may still be under way."""
         return microbatch - call * self.microbatches + self.lag
 
     def unclamped(self, stage: int, microbatch: int) -> int:
@@ -93,7 +93,7 @@ class StaleFlow:
         return self.microbatches // self.versions.update_every
 
     def index(self, version: int, call: int) -> int:
-        """Index of a version in the names of a call."""
+        """Number by which the lists of a call name a version of the weights."""
         return version - call * self.step + 2 * self.lag + 1
 
     @cached_property

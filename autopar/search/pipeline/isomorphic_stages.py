@@ -1,4 +1,4 @@
-"""`StagePlanner`: of isomorphic stages one is planned."""
+"""`StagePlanner`: plans one stage of each isomorphism class, and renames its plan for the others."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from autopar.cluster import Cluster
+from autopar.errors.names import counted
 from autopar.ir import Graph
 from autopar.ir.fingerprint import fingerprint
 from autopar.plan import Plan, PlanContent
@@ -69,7 +70,7 @@ class StagePlanner:
         if known is not None:
             return known
         operators = len(stage_problem.graph.operators)
-        stage_problem.log(f"planning {what}: {operators} operators on {stage_problem.cluster}")
+        stage_problem.log(f"planning {what}: {counted(operators, 'operator')} on {stage_problem.cluster}")
         stage_problem.checkpoint()
         submitted = self.submitted.get((key, room))
 

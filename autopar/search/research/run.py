@@ -289,7 +289,7 @@ class _MeshSearches:
             self.answers.append(replace(answer, note=note))
 
     def _run(self, sharding_problem: ShardingProblem, searched: ChoiceProblem) -> MeshSolution:
-        """The best choice for ``searched``: the problem of ``stated``, or that without its limit."""
+        """The best choice for ``searched``: the choice problem of ``sharding_problem``, with or without its limit."""
         solving = self.problem.solving
         began = time.monotonic()
         with self.clock.phase("solve"):

@@ -34,7 +34,7 @@ def resolve(presets: Mapping[str, ConfigT], preset: str, overrides: Mapping[str,
 
     Raises:
         ValueError: No such preset.
-        TypeError: An override is not a field of the configuration.
+        TypeError: An override is not a field of the configuration, or a value is not of the field's type.
     """
     if preset not in presets:
         raise ValueError(f"no preset {preset!r}; known: {', '.join(presets)}")
@@ -47,7 +47,17 @@ def resolve(presets: Mapping[str, ConfigT], preset: str, overrides: Mapping[str,
     values = dict(overrides)
     if "dtype" in values:
         values["dtype"] = jnp.dtype(values["dtype"]).name
+    for name, value in values.items():
+        _check_kind(name, value, getattr(config, name))
     return dataclasses.replace(config, **values)
+
+
+def _check_kind(name: str, value: Any, usual: Any) -> None:
+    """Raises TypeError unless ``value`` is of the type of the ``usual`` value of a field; counts are not negative."""
+    kinds: Any = {bool: bool, int: int, float: (int, float), str: str}.get(type(usual), object)
+    fits = isinstance(value, kinds) and (kinds is object or isinstance(value, bool) == isinstance(usual, bool))
+    if not fits or (kinds is int and value < 0):
+        raise TypeError(f"{name}={value!r} is no value of {name}, which is {usual!r} in this preset")
 
 
 def dtypes(name: str) -> tuple[jnp.dtype[Any], jnp.dtype[Any]]:

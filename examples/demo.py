@@ -57,7 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from rich.table import Table
 
     import autopar
-    from examples import gpt
+
+    from . import gpt
 
     train_step, (state, batch) = gpt.build(
         "tiny", layers=options.layers, hidden=options.hidden, vocab=512, seq=64, batch=16

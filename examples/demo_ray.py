@@ -42,7 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from rich.table import Table
 
     import autopar
-    from examples import gpt
+
+    from . import gpt
 
     say = Console(stderr=True, highlight=False, markup=False).print
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False, markup=False)

@@ -19,7 +19,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 import autopar
-from examples import mlp
+
+from . import mlp
 
 
 def main() -> None:

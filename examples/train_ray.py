@@ -13,11 +13,11 @@ import time
 
 import jax
 import numpy as np
-from prometheus_client import start_http_server
 
 import autopar
 from autopar.runtime.ray.cluster import RayCluster
-from examples import mlp
+
+from . import mlp
 
 
 def main() -> None:
@@ -37,7 +37,10 @@ def main() -> None:
     with autopar.Cluster.ray(workers=options.workers, devices_per_worker=options.devices, recover=True) as cluster:
         assert isinstance(cluster, RayCluster)
         if options.metrics:
-            start_http_server(options.metrics, registry=cluster.workers.metrics.registry)
+            registry = cluster.workers.metrics.registry  # says what to install where prometheus-client is missing
+            from prometheus_client import start_http_server
+
+            start_http_server(options.metrics, registry=registry)
         step = autopar.parallelize(train_step, cluster=cluster, num_microbatches=2)
         first = checkpoints.steps[-1] + 1 if checkpoints.steps else 0
         if first:

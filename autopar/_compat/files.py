@@ -7,6 +7,7 @@ check who may write whenever they are called. `write_whole` writes. No format of
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import secrets
@@ -125,8 +126,13 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes, *, private: 
         content: all of it.
         private: whether only its owner can read it. Else it has the mode of the file that it replaces, or of a new
             file under the umask.
+
+    Raises:
+        OSError: it cannot be written; a path of a folder among them.
     """
     target = Path(path)
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
     part = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
     mode = 0o600 if private else 0o666
     try:

@@ -19,6 +19,7 @@ import jax
 from autopar._compat.devices import world_devices
 from autopar.cluster import Cluster
 from autopar.errors import AutoparError, ClusterError, PlanMismatchError, TraceError
+from autopar.errors.names import counted
 from autopar.frontend import Traced
 from autopar.ir import Graph
 from autopar.ir.analysis import operators_with_bodies, unread_inputs
@@ -136,7 +137,7 @@ def check_callbacks(graph: Graph, cluster: Cluster | None) -> None:
     if calls:
         raise ClusterError(
             f"{graph.name} calls Python {len(calls)} times ({calls[0].primitive}), "
-            f"and {cluster.num_devices} devices of workers on Ray run it",
+            f"and {counted(cluster.num_devices, 'device')} of workers on Ray run it",
             cause="a callback, as those of autopar.transforms.on_disk, which reads and writes files of this process",
             remedy='cluster=Cluster.local(), or leave the callback out; in place of on_disk offload="auto" or '
             'offload="update" keeps moments in host memory of the workers',
@@ -231,13 +232,14 @@ def check_devices(plan: Plan | None, cluster: Cluster | None, count: int) -> Non
         wanted = len({d for s in plan.stages for d in s.devices})
         if wanted != count:
             raise PlanMismatchError(
-                f"the plan is for {wanted} devices of {plan.content.cluster_name}; this process has {count}",
+                f"the plan is for {counted(wanted, 'device')} of {plan.content.cluster_name}; this process has {count}",
                 cause="the plan was made for another cluster",
                 remedy="plan again for Cluster.local(), or run where there are as many devices",
             )
     elif cluster is not None and cluster.num_devices != count:
         raise ClusterError(
-            f"{cluster} has {cluster.num_devices} devices; this process has {count}, so the step cannot run here",
+            f"{cluster} has {counted(cluster.num_devices, 'device')}; this process has {count}, so the step cannot "
+            "run here",
             cause="the cluster was given to plan for it; .plan() and .lower().plan need none of its devices",
             remedy="cluster=None to run on the devices that there are, or run where the cluster's are (on CPU: "
             "XLA_FLAGS=--xla_force_host_platform_device_count=N)",

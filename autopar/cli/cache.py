@@ -7,6 +7,7 @@ import os
 import click
 
 from autopar.cli.group import Command
+from autopar.errors.names import counted
 from autopar.plan.text import bytes_text
 from autopar.search.cache import VARIABLE, plan_cache
 
@@ -22,4 +23,6 @@ def command(clear: bool) -> None:
         click.echo(f"{cache.folder}: {cache.clear()} files removed")
     else:
         sizes = cache.sizes()
-        click.echo(f"{cache.folder}: {len(sizes)} plans, {bytes_text(sum(sizes))} of {bytes_text(cache.most_bytes)}")
+        click.echo(
+            f"{cache.folder}: {counted(len(sizes), 'plan')}, {bytes_text(sum(sizes))} of {bytes_text(cache.most_bytes)}"
+        )

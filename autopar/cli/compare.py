@@ -32,7 +32,7 @@ from autopar.search.problem_data import load_problem
 @options.degree_options
 @click.option(
     "--time-limit",
-    type=click.FloatRange(min=0),
+    type=options.SECONDS,
     default=60.0,
     show_default=True,
     metavar="S",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import sys
 from collections.abc import Mapping
 from importlib import import_module
 from types import MappingProxyType
@@ -82,7 +84,7 @@ _ARGUMENTS: Mapping[str, str] = MappingProxyType(
 
 
 def in_options(text: str, command: click.Command) -> str:
-    """``text`` with options of a command in place of arguments of `autopar.parallelize`: ``num_stages=8``, --stages 8.
+    """``text`` with options of a command in place of arguments of `autopar.parallelize`: --stages 8 for num_stages=8.
 
     Args:
         text: a message.
@@ -90,12 +92,28 @@ def in_options(text: str, command: click.Command) -> str:
     """
     flags = {_ARGUMENTS[p.name]: p.opts[0] for p in command.params if p.name in _ARGUMENTS}
     given = rf"""\b({"|".join(flags) or "(?!)"})=('[^']*'|"[^"]*"|\([\d, ]*\)|[1-9]\d*|auto)"""
-    return re.sub(given, lambda match: f"{flags[match[1]]} {_typed(match[2])}", text)
+    text = re.sub(given, lambda match: f"{flags[match[1]]} {_typed(match[2])}", text)
+    # A name alone, where it is no word of a sentence.
+    names = "|".join(name for name in flags if "_" in name)
+    return re.sub(rf"\b({names or '(?!)'})\b(?!=)", lambda match: flags[match[1]], text)
 
 
 def _typed(value: str) -> str:
     """A value as it is typed on a command line: ``2x4`` for ``(2, 4)``."""
     return "x".join(re.findall(r"\d+", value)) if value.startswith("(") else value.strip("'\"")
+
+
+def fitted(message: str) -> str:
+    """The message of an error in lines of the terminal's width; click writes ``Error: `` before the first."""
+    from autopar.plan.columns import USUAL_COLUMNS, wrapped  # here: help needs no plans
+
+    heading, lines = "Error: ", list[str]()
+    width = shutil.get_terminal_size((USUAL_COLUMNS, 24)).columns
+    for line in (heading + message).splitlines():
+        indent = " " * (len(line) - len(line.lstrip()))
+        first, *rest = wrapped(line.strip(), width - len(indent) - 2)
+        lines += [indent + first, *(f"{indent}  {part}" for part in rest)]
+    return "\n".join(lines).removeprefix(heading)
 
 
 class CommandFailed(click.ClickException):
@@ -131,6 +149,16 @@ class LazyGroup(click.Group):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.params += [debug_option(), _version_option()]
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs a command. On a terminal the message of an error keeps to its width."""
+        try:
+            return super().invoke(ctx)
+        except click.ClickException as error:
+            if sys.stderr.isatty():
+                text = fitted(error.format_message())
+                error.format_message = lambda: text  # type: ignore[method-assign]
+            raise
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names in the order in which help shows them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,22 @@ import click
 from autopar.errors import AutoparError
 
 Option = Callable[[Any], Any]
+
+
+class Seconds(click.FloatRange):
+    """A finite number of seconds, 0 or more; click takes nan and inf for such."""
+
+    def __init__(self) -> None:
+        super().__init__(min=0)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See `click.ParamType.convert`."""
+        if not math.isfinite(seconds := super().convert(value, param, ctx)):
+            self.fail(f"{value!r} is not a number of seconds", param, ctx)
+        return seconds
+
+
+SECONDS = Seconds()
 
 
 def mesh_sizes(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
@@ -182,7 +199,7 @@ precision_options: Option = options(
 time_option: Option = options(
     click.option(
         "--time-limit",
-        type=click.FloatRange(min=0),
+        type=SECONDS,
         metavar="S",
         help="Time limit of the search, in seconds; the best plan so far is taken.",
     ),

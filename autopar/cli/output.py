@@ -10,14 +10,18 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from autopar._compat.files import write_whole
 from autopar._compat.reminders import AFTER_S, reminders
 from autopar.errors import AutoparError
+from autopar.plan.columns import columns
 from autopar.report.sections import Section
+
+if TYPE_CHECKING:
+    from autopar.simulate import Timeline
 
 
 def terminal_console() -> Any:
@@ -35,6 +39,11 @@ def print_section(section: Section) -> None:
         import_module("autopar.report.terminal").print_section(section, console)
 
 
+def on_terminal(timeline: Timeline) -> str:
+    """A timeline in characters, as wide as the terminal: its lines have the number of the worker and two bars."""
+    return timeline.to_text(columns() - len(str(timeline.num_workers - 1)) - len(" ││"))
+
+
 def print_json(data: Any) -> None:
     """Prints plain data as one JSON document."""
     click.echo(json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False))
@@ -45,8 +54,12 @@ PAGES = (".html", ".htm")
 
 
 def check_folder(path: str | None) -> None:
-    """Raises click.BadParameter where the folder of the file ``-o`` is not there; None is no file."""
-    if path is not None and not Path(path).absolute().parent.is_dir():
+    """Raises click.BadParameter where ``-o`` is a folder, or lies in one that is not there; None is no file."""
+    if path is None:
+        return
+    if Path(path).is_dir():
+        raise click.BadParameter(f"{path!r} is a folder, not a file", param_hint="-o")
+    if not Path(path).absolute().parent.is_dir():
         raise click.BadParameter(f"there is no folder {str(Path(path).parent)!r}", param_hint="-o")
 
 

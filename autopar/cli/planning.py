@@ -18,6 +18,7 @@ from autopar.cli.target import StepTarget, find
 from autopar.cluster import Cluster
 from autopar.errors import AutoparError
 from autopar.errors.names import known_names
+from autopar.lower.aot import parse_target
 from autopar.plan import Plan
 from autopar.precision import precision_of, wire_of
 from autopar.schedule.registry import factory_named
@@ -166,7 +167,7 @@ def check_strategy(name: str) -> None:
         )
 
 
-def _parsed(read: Callable[[Any], Any], given: Any, option: str) -> Any:
+def parsed(read: Callable[[Any], Any], given: Any, option: str) -> Any:
     """The value of an option; click.BadParameter where it has none."""
     try:
         return read(given)
@@ -183,23 +184,24 @@ def _known_schedule(name: str | None) -> str | None:
 
 def options_of(function: Any, request: PlanRequest) -> tuple[Callable[..., Any], ParallelOptions]:
     """The plain function, and the options of its decorator with those that were given."""
+    verify = request.verify and parsed(parse_target, request.verify, "--verify").text
     given = {
-        "cluster": request.cluster or target_cluster(request.verify),
+        "cluster": request.cluster or target_cluster(verify),
         "search": request.search,
         "num_microbatches": request.microbatches,
         "num_stages": request.stages,
-        "schedule": _parsed(_known_schedule, request.schedule, "--schedule"),
+        "schedule": parsed(_known_schedule, request.schedule, "--schedule"),
         "remat": request.remat,
         "offload": request.offload,
-        "precision": _parsed(precision_of, request.precision, "--precision"),
-        "wire": _parsed(wire_of, request.wire, "--wire"),
+        "precision": parsed(precision_of, request.precision, "--precision"),
+        "wire": parsed(wire_of, request.wire, "--wire"),
         "memory_limit_bytes": request.memory_limit,
         "mesh_shape": request.mesh,
         "donate_argnums": request.donate,
         "batch_argnums": request.batch,
         "time_limit_s": request.time_limit,
         "effort": "exhaustive" if request.exhaustive else request.effort,
-        "verify": request.verify,
+        "verify": verify,
     }
     known: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     options = ParallelOptions()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from pathlib import Path
 
 import click
 
 from autopar.cli.group import Command
-from autopar.cli.output import print_json, print_section, write_file
+from autopar.cli.options import SECONDS
+from autopar.cli.output import check_folder, on_terminal, print_json, print_section, write_file
 from autopar.errors import AutoparError, ScheduleError
+from autopar.plan.columns import columns
 from autopar.report.sections import Section
 from autopar.schedule import (
     Table,
@@ -27,17 +30,15 @@ from autopar.schedule import (
 )
 from autopar.simulate import Timeline, equal_stages, run
 
-_SECONDS = click.FloatRange(min=0)
-
 
 @click.command(cls=Command, name="schedules")
 @click.argument("name", metavar="[NAME|FILE]", required=False)
 @click.option("--stages", type=click.IntRange(min=1), help="Stages of the model.  [default: 4 workers]")
 @click.option("--microbatches", type=click.IntRange(min=1), default=8, show_default=True, help="Parts of the batch.")
-@click.option("--forward", type=_SECONDS, default=1.0, show_default=True, help="Seconds of a forward pass.")
-@click.option("--backward", type=_SECONDS, help="Seconds of a backward pass.  [default: 2, or 1 where it is split]")
-@click.option("--weight", type=_SECONDS, default=1.0, show_default=True, help="Seconds of a weight gradient.")
-@click.option("--transfer", type=_SECONDS, default=0.0, show_default=True, help="Seconds of every transfer.")
+@click.option("--forward", type=SECONDS, default=1.0, show_default=True, help="Seconds of a forward pass.")
+@click.option("--backward", type=SECONDS, help="Seconds of a backward pass.  [default: 2, or 1 where it is split]")
+@click.option("--weight", type=SECONDS, default=1.0, show_default=True, help="Seconds of a weight gradient.")
+@click.option("--transfer", type=SECONDS, default=0.0, show_default=True, help="Seconds of every transfer.")
 @click.option(
     "--format", "form", type=click.Choice(["text", "csv", "json", "svg"]), default="text", show_default=True,
     help="What is printed.",
@@ -62,6 +63,7 @@ def command(
     if name is None:
         _list(form)
         return
+    check_folder(output)
     table = _table(name, stages, microbatches)
     dataflow = chain(table)
     program = build(table, dataflow)
@@ -111,4 +113,19 @@ def _shown(table: Table, timeline: Timeline, form: str) -> str:
         return to_json(table)
     if form == "svg":
         return timeline.to_svg()
-    return f"{to_text(table)}\n{timeline}"
+    return f"{_in_blocks(to_text(table))}\n{on_terminal(timeline)}"
+
+
+def _in_blocks(table: str) -> str:
+    """A table on a terminal: rows that are too wide go on in further blocks. A file gets the rows whole, to be read."""
+    lines = table.splitlines()
+    if not sys.stdout.isatty() or max(map(len, lines)) <= columns():
+        return table
+    rows = [line for line in lines if "|" in line]
+    label = rows[0].index("|") + 2
+    cell = max(len(task) for row in rows for task in row[label:].split()) + 1
+    wide = max(cell, (columns() - label) // cell * cell)
+    longest = max(map(len, rows))
+    starts = range(label, longest, wide)
+    blocks = ["\n".join(f"{row[:label]}{row[start : start + wide].rstrip()}" for row in rows) for start in starts]
+    return "\n".join([*(line for line in lines if "|" not in line), "\n\n".join(blocks)]) + "\n"

@@ -6,7 +6,7 @@ import click
 
 from autopar.cli.group import Command
 from autopar.cli.options import trace_or_picture
-from autopar.cli.output import check_folder, write_file
+from autopar.cli.output import check_folder, on_terminal, write_file
 from autopar.plan import Plan
 from autopar.simulate import simulate
 
@@ -35,5 +35,5 @@ def command(plan_file: str, output: str | None, form: str, depth: int | None) ->
     timeline = simulate(Plan.load(plan_file), depth)
     if output is not None:
         write_file(output, timeline.to_svg() if output.endswith(".svg") else timeline.to_chrome())
-    text = {"text": timeline.to_text, "json": timeline.to_json, "svg": timeline.to_svg}[form]()
+    text = {"text": lambda: on_terminal(timeline), "json": timeline.to_json, "svg": timeline.to_svg}[form]()
     click.echo(text, nl=False)

@@ -13,9 +13,10 @@ import click
 
 from autopar.cli import options
 from autopar.cli.group import Command
-from autopar.cli.output import print_json, print_section, progress, write_file
+from autopar.cli.output import check_folder, print_json, print_section, progress, write_file
+from autopar.errors.names import known_names
 from autopar.report.sections import Section
-from autopar.solver import Solution, SolverError, Status, read_contest, solve, solver_named
+from autopar.solver import Solution, SolverError, Status, read_contest, solve, solver_named, solvers
 
 _END_S = 0.5  # of a time limit, for printing and the interpreter's end,
 _LIMIT_PART = 0.01  # of the limit for what a busy machine takes longer, and
@@ -29,7 +30,7 @@ _MOST_START_S = 10.0  # a process that is older did other things before
 @click.option(
     "--time-limit",
     "time_limit_s",
-    type=click.FloatRange(min=0),
+    type=options.SECONDS,
     metavar="S",
     help="Seconds in all, reading included.  [default: until the solver ends of itself]",
 )
@@ -55,6 +56,11 @@ def command(
     the limit.
     """
     began, started_s = time.monotonic(), _age_s()
+    check_folder(output)
+    if solver not in solvers():
+        raise click.BadParameter(
+            f"no solver is called {solver!r}; {known_names(solver, solvers())}", param_hint="--solver"
+        )
     with progress(quiet) as say:
         say(f"reading {file}")
         problem = read_contest(file)

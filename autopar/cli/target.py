@@ -19,7 +19,7 @@ import click
 
 from autopar.cli.output import stdout_to_stderr
 from autopar.errors import AutoparError
-from autopar.errors.names import near_names
+from autopar.errors.names import known_names, near_names
 
 
 @dataclass(frozen=True)
@@ -136,10 +136,19 @@ def _load_module(target: StepTarget) -> ModuleType:
             installed = f"autopar.{target.place}"  # examples lie inside the package where it is installed from a wheel
             if target.place.startswith("examples.") and _exists(installed):
                 return importlib.import_module(installed)
-            raise click.UsageError(f"there is no module {error.name!r} (the name of a file ends in .py)") from error
+            raise click.UsageError(_no_module(target.place, error.name)) from error
         raise
     except SyntaxError as error:
         raise _failed(target, error, _syntax_line(error)) from error
+
+
+def _no_module(place: str, missing: str) -> str:
+    """A message about a module that is not there; of an example with the names of those that are."""
+    folder = Path(__file__).resolve().parents[1] / "examples"
+    if place.split(".")[0] == "examples" and folder.is_dir():
+        names = [f"examples.{p.stem}" for p in sorted(folder.glob("*.py")) if not p.stem.startswith("_")]
+        return f"there is no module {place!r}; {known_names(place, names)}"
+    return f"there is no module {missing!r} (the name of a file ends in .py)"
 
 
 def _exists(module: str) -> bool:
@@ -206,7 +215,7 @@ def _failed(target: StepTarget, error: BaseException, source: str) -> AutoparErr
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]
         remedy = f"pip install {package}, or the package that has this module"
-        if target.place.startswith("examples."):
+        if target.place.removeprefix("autopar.").startswith("examples."):
             remedy = f"pip install 'autopar[examples]', or {package} alone"
         return AutoparError(
             f"{target.place} imports {error.name}, which is not installed", source=source, remedy=remedy

@@ -60,7 +60,7 @@ def command(
     with progress(quiet) as say, user_code(wanted):
         say("loading jax")
         planning, aot = import_module("autopar.cli.planning"), import_module("autopar.lower.aot")
-        target = aot.parse_target(device)
+        target = planning.parsed(aot.parse_target, device, "--target")
         target.check_installed()
         request = planning.PlanRequest(arguments, preset, set_, target.cluster(), **asked)
         say(f"loading {wanted.place}")

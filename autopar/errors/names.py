@@ -47,3 +47,8 @@ def _nearest(wanted: str, names: Iterable[str], most: int, least_ratio: float) -
         by_folded.setdefault(name.casefold(), []).append(name)
     near = difflib.get_close_matches(wanted.casefold(), by_folded, most, least_ratio)
     return [name for folded in near for name in by_folded[folded]][:most]
+
+
+def counted(count: int, noun: str) -> str:
+    """``count`` with ``noun``, in the plural where it is not 1."""
+    return f"{count} {noun}" + ("" if count == 1 else "es" if noun.endswith("ch") else "s")

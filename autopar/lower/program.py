@@ -20,6 +20,7 @@ from autopar._compat.primitives import typed
 from autopar.cluster import Cluster
 from autopar.cost import CostModel
 from autopar.errors import ClusterError
+from autopar.errors.names import counted
 from autopar.frontend import Traced
 from autopar.ir import Layout
 from autopar.ir.analysis import calls_python
@@ -127,7 +128,8 @@ def plan_mesh(plan: Plan, devices: Sequence[Any]) -> Mesh:
 def _check_count(plan: Plan, wanted: int, devices: Sequence[Any]) -> None:
     if wanted != len(devices):
         raise ClusterError(
-            f"the plan is for {wanted} devices of {plan.content.cluster_name}; this process has {len(devices)}",
+            f"the plan is for {counted(wanted, 'device')} of {plan.content.cluster_name}; this process has "
+            f"{len(devices)}",
             cause="the plan was made for another cluster",
             remedy="plan for Cluster.local(), or run where there are as many devices "
             "(on CPU: XLA_FLAGS=--xla_force_host_platform_device_count=N)",

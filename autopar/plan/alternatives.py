@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from autopar.errors.names import counted
 from autopar.plan.content import PlanContent
 from autopar.plan.text import bytes_text, seconds_text
-from autopar.plan.trail import BOUNDED, PLANNED, TOO_LARGE, TrailRow, ranges_of, ranges_text
+from autopar.plan.trail import BOUNDED, PLANNED, TOO_LARGE, TrailRow, ranges_of, ranges_text, stages_text
 from autopar.plan.types import Considered
 
 #: What `Plan.explain` tells of the trail.
@@ -85,7 +86,7 @@ class TrailAnswer:
         details = [outcome_text(row, self.step_s)]
         if row.outcome in (PLANNED, TOO_LARGE):
             if topic != "stages" and row.stages and row.form != "one stage":
-                details.append(f"{ranges_text(row.stages)} stages")
+                details.append(f"{ranges_text(row.stages)} {'stage' if row.stages == ((1, 1),) else 'stages'}")
             if topic != "microbatches" and row.microbatches:
                 counts = ranges_text(ranges_of(row.microbatches))
                 details.append(f"{counts} {'microbatch' if row.microbatches == (1,) else 'microbatches'}")
@@ -131,15 +132,16 @@ def topic_text(content: PlanContent, rows: tuple[TrailRow, ...], topic: str) -> 
 
 def _meshes_text(content: PlanContent) -> str:
     """Logical meshes that were considered, of one stage or of each kind of stage of a pipeline."""
-    lines: list[str] = []
-    for part in content.parts or (content,):
+    by_text: dict[str, list[int]] = {}
+    for number, part in enumerate(content.parts or (content,)):
         considered = sorted(part.search.considered, key=lambda c: (c.step_time is None, c.step_time or 0.0, c.name))
         shape = "x".join(str(size) for _, size in part.stages[0].mesh_axes)
         some = [f"  {c.name}: {_mesh_text(c)}" for c in considered]
-        heading = f"mesh: {shape} chosen on {len(part.stages[0].devices)} devices"
-        if [heading, *some] != lines[-len(some) - 1 :]:
-            lines += ["", heading, *some] if lines else [heading, *some]
-    return "\n".join(lines)
+        heading = f"mesh: {shape} chosen on {counted(len(part.stages[0].devices), 'device')}"
+        by_text.setdefault("\n".join([heading, *some]), []).append(number)
+    if not content.parts:
+        return next(iter(by_text))
+    return "\n\n".join(f"{stages_text(of)}, {text}" for text, of in by_text.items())
 
 
 def _mesh_text(considered: Considered) -> str:

@@ -20,6 +20,7 @@ LEAST_COLUMNS: Final = 40
 _GAP: Final = 2
 _FIGURE: Final = re.compile(r"(?<=\d) (?=[A-Za-z%]+(?:$|[\s,;)/]))")
 _PART: Final = re.compile(r"[^\])/.,]+[\])/.,]*|[\])/.,]+")
+_LABEL: Final = re.compile(r" +[a-z -]+: +")
 _FIXED: Final = "\N{NO-BREAK SPACE}"
 
 
@@ -59,6 +60,23 @@ def _in_parts(line: str, width: int) -> Iterator[str]:
         else:
             shown += part
     yield shown
+
+
+def hanging(text: str, width: int) -> str:
+    """Lines that keep to a width: the rest of a long one stands below its text, after its indent and its label.
+
+    Args:
+        text: of lines such as ``  label:      text``.
+        width: most characters of a line.
+    """
+    return "\n".join(part for line in text.splitlines() for part in _hung(line, width))
+
+
+def _hung(line: str, width: int) -> list[str]:
+    label = _LABEL.match(line)
+    indent = len(label[0]) if label else len(line) - len(line.lstrip())
+    first, *rest = wrapped(line[indent:], width - indent)
+    return [line[:indent] + first, *(" " * indent + text for text in rest)]
 
 
 def labelled(rows: Sequence[tuple[str, str]], label_width: int, width: int) -> str:

@@ -13,17 +13,18 @@ import msgspec
 from autopar._compat.files import write_whole
 from autopar._compat.meshes import device_mesh, local_devices, partition_spec
 from autopar.errors import PlanMismatchError
+from autopar.errors.names import counted
 from autopar.ir import Layout
 from autopar.plan.alternatives import TOPICS, topic_text
 from autopar.plan.arguments import axis_rules
 from autopar.plan.codec import decode, encode
+from autopar.plan.columns import columns, hanging
 from autopar.plan.content import PlanContent
 from autopar.plan.counterfactuals import ALTERNATIVE, MOST_OPERATORS, Counterfactuals
 from autopar.plan.details import NO_DETAILS, Details
 from autopar.plan.pipeline import Pipeline
 from autopar.plan.text import (
     bytes_text,
-    counted,
     executions_text,
     explain_text,
     gap_of,
@@ -227,7 +228,7 @@ class Plan:
         given = local_devices() if devices is None else devices
         if len(given) != wanted:
             raise PlanMismatchError(
-                f"the plan is for {wanted} devices of {self.content.cluster_name}; there are {len(given)}",
+                f"the plan is for {counted(wanted, 'device')} of {self.content.cluster_name}; there are {len(given)}",
                 remedy="give as many devices, or plan for those that there are",
             )
         stage_plan = self.stages[stage]
@@ -257,7 +258,7 @@ class Plan:
         if what == "pipeline" and self.content.pipeline is not None and self.content.pipeline.executions is not None:
             return executions_text(self.content.pipeline.executions)
         if what in TOPICS:
-            return topic_text(self.content, self.details.trail, what)
+            return hanging(topic_text(self.content, self.details.trail, what), columns())
         return explain_text(self.content, what, self.details, None if self.again is None else self.again.without)
 
     def with_alternatives(self) -> Plan:

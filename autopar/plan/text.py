@@ -7,14 +7,15 @@ import re
 from collections.abc import Callable, Sequence
 
 from autopar.errors import AutoparError, PlanMismatchError
-from autopar.errors.names import near_names
+from autopar.errors.names import counted, near_names
 from autopar.plan.arguments import input_groups, path_matches
-from autopar.plan.columns import bullets, columns, labelled, table, wrapped
+from autopar.plan.columns import bullets, columns, hanging, labelled, table, wrapped
 from autopar.plan.content import PlanContent
 from autopar.plan.counterfactuals import ALTERNATIVE
 from autopar.plan.details import NO_DETAILS, Details
 from autopar.plan.pipeline import ExecutionPrice, ExecutionPrices
 from autopar.plan.throughput import throughput, throughput_text
+from autopar.plan.trail import stages_text
 from autopar.plan.types import Choice, Considered, InputRecord, Stage
 from autopar.plan.words import plan_words
 
@@ -37,7 +38,6 @@ CHEAPER_ALONE = "cheaper alone: the search also counts the memory limit and what
 #: Parts of the busy time of a stage, in the order in which they are shown.
 TIME_PARTS = ("computing", "exposed communication", "host transfers")
 
-_LABELLED = re.compile(r" +[a-z -]+: +")
 _LABEL_WIDTH, _MOST_COLLECTIVES = 13, 20
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 # Bytes of a unit as users write it.
@@ -148,11 +148,6 @@ def bound_text(c: PlanContent) -> str:
     return f"{text}; for these {given} its sharding is {gap_of_sharding}"
 
 
-def counted(count: int, noun: str) -> str:
-    """``count`` with ``noun``, in the plural where it is not 1."""
-    return f"{count} {noun}" + ("" if count == 1 else "es" if noun.endswith("ch") else "s")
-
-
 def pipeline_text(c: PlanContent) -> str:
     """Stages, microbatches and schedule."""
     text = f"{counted(len(c.stages), 'stage')}, {counted(c.num_microbatches, 'microbatch')}, {c.schedule}"
@@ -162,17 +157,14 @@ def pipeline_text(c: PlanContent) -> str:
 
 def summary_rows(c: PlanContent, phases: Sequence[tuple[str, float]]) -> list[tuple[str, str]]:
     """(label, text) of a plan's head lines."""
-    mesh = ", ".join(
-        "stage {}: {}".format(i, " x ".join(f"{n}@{a}" for a, n in s.mesh_axes)) for i, s in enumerate(c.stages)
-    )
     bound = bound_text(c)
     if c.search.unlimited_s:
         bound += f"; the memory limit costs at most {c.search.objective / c.search.unlimited_s - 1:.2%}"
     rows = [
         ("plan", plan_words(c)),
-        ("program", f"{c.program} ({_operators(c)} operators, {len(c.inputs)} inputs, {len(c.outputs)} outputs)"),
+        ("program", f"{c.program} ({', '.join(_sizes(c))})"),
         ("cluster", c.cluster_name),
-        ("mesh", mesh),
+        ("mesh", _meshes_text(c)),
         ("step time", f"{seconds_text(c.step_time)} predicted"),
         *([("throughput", rate)] if (rate := throughput_text(throughput(c))) else []),
         ("peak memory", f"{bytes_text(c.peak_memory)} a device predicted"),
@@ -203,6 +195,14 @@ def summary_rows(c: PlanContent, phases: Sequence[tuple[str, float]]) -> list[tu
     if phases:
         rows.append(("planned in", ", ".join(f"{name} {seconds_text(s)}" for name, s in phases)))
     return rows
+
+
+def _meshes_text(c: PlanContent) -> str:
+    """``stages 0-3: 2@x x 4@y``; stages with meshes of one shape are named together."""
+    stages: dict[str, list[int]] = {}
+    for i, stage in enumerate(c.stages):
+        stages.setdefault(" x ".join(f"{n}@{a}" for a, n in stage.mesh_axes), []).append(i)
+    return "; ".join(f"{stages_text(of)}: {shape}" for shape, of in stages.items())
 
 
 def executions_text(executions: ExecutionPrices) -> str:
@@ -242,9 +242,10 @@ def layers_text(stage: Stage) -> str:
     return f"layer {first} of {total}" if end == first + 1 else f"layers {first}-{end - 1} of {total}"
 
 
-def _operators(c: PlanContent) -> int:
-    """Number of operators of the program."""
-    return len(c.operators) or sum(len(s.operators) for s in c.stages)
+def _sizes(c: PlanContent) -> tuple[str, ...]:
+    """Numbers of operators, inputs and outputs of the program."""
+    operators = len(c.operators) or sum(len(s.operators) for s in c.stages)
+    return counted(operators, "operator"), counted(len(c.inputs), "input"), counted(len(c.outputs), "output")
 
 
 def plan_text(c: PlanContent, phases: Sequence[tuple[str, float]], width: int | None = None) -> str:
@@ -292,18 +293,22 @@ def plan_text(c: PlanContent, phases: Sequence[tuple[str, float]], width: int | 
 
 
 def _communication_text(c: PlanContent, width: int) -> str:
-    """The collectives of a step, those of each stage that take longest first."""
+    """The collectives of a step; of several stages those that take longest first, with their stage."""
     records = [r for s in c.stages for r in s.collectives]
     if not records:
         return "communication a step: none"
+    several = len(c.stages) > 1
+    if several:
+        records.sort(key=lambda r: -r.seconds)
     rows = [
-        (r.kind, bytes_text(r.bytes), r.axis, f"{r.count:g}", seconds_text(r.seconds))
+        (r.kind, bytes_text(r.bytes), r.axis, f"{r.count:g}", seconds_text(r.seconds), *([str(r.stage)] * several))
         for r in records[:_MOST_COLLECTIVES]
     ]
     more = len(records) - len(rows)
     cut = f"; the first {len(rows)}, plan.communication has {more} more" if more > 0 else ""
     title = "\n".join(wrapped(f"communication a step: {communication_note(c)}{cut}", width))
-    return title + "\n" + table(("kind", "bytes", "axis", "count", "seconds"), rows, width)
+    header = ("kind", "bytes", "axis", "count", "seconds", *(["stage"] * several))
+    return title + "\n" + table(header, rows, width)
 
 
 def alternative_rows(c: PlanContent) -> list[tuple[str, ...]]:
@@ -349,15 +354,7 @@ def explain_text(
     without: Callable[[str], Considered | None] | None = None,
 ) -> str:
     """Why an argument, an operator or the whole plan is as it is, as text."""
-    return "\n".join(line for text in _explained(c, what, details, without).splitlines() for line in _hanging(text))
-
-
-def _hanging(line: str) -> list[str]:
-    """A line of ``  label:      text`` in lines of the terminal's width, later ones below the text."""
-    label = _LABELLED.match(line)
-    indent = len(label[0]) if label else len(line) - len(line.lstrip())
-    first, *rest = wrapped(line[indent:], columns() - indent)
-    return [line[:indent] + first, *(" " * indent + text for text in rest)]
+    return hanging(_explained(c, what, details, without), columns())
 
 
 def _explained(

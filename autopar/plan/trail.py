@@ -60,6 +60,12 @@ class TrailRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         return order.index(self.outcome), float("inf") if value is None else float(value)
 
 
+def stages_text(numbers: Iterable[int]) -> str:
+    """``stage 3``, or ``stages 0-3, 5``."""
+    ranges = ranges_of(numbers)
+    return f"stage{'s' * (len(ranges) > 1 or ranges[0][0] < ranges[0][1])} {ranges_text(ranges)}"
+
+
 def ranges_of(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
     """Numbers as ranges, rising, both ends included."""
     ranges: list[tuple[int, int]] = []

@@ -18,6 +18,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Final
 
+from autopar.errors.names import counted
 from autopar.ir import Layout
 from autopar.plan.arguments import InputGroup, input_groups
 from autopar.plan.content import PlanContent
@@ -56,6 +57,15 @@ class _StageAxes:
     roles: tuple[AxisRole, ...]
 
     @cached_property
+    def _of_matrices(self) -> frozenset[str]:
+        """Axes that share matrices: those of tensor parallelism in more products than they have another use in.
+
+        Over other axes parameters that are split are gathered where most products use them.
+        """
+        most = {axis: max(r.share for r in self.roles if r.axis == axis) for axis in self._over["tensor"]}
+        return frozenset(r.axis for r in self.roles if r.use == "tensor" and r.share == most[r.axis])
+
+    @cached_property
     def _over(self) -> Mapping[AxisUse, frozenset[str]]:
         return {use: frozenset(r.axis for r in self.roles if r.use == use) for use in _USES}
 
@@ -81,17 +91,17 @@ class _StageAxes:
         split = frozenset(a for dim in dims for a in dim)
         # An axis of experts splits matrices of experts along their dim, and other parameters as ZeRO does.
         experts = {a for dim in dims[:-2] for a in dim if a in self._over["expert"]}
-        return split - self._over["tensor"] - experts
+        return split - self._of_matrices - experts
 
     def copies(self, i: InputRecord) -> int:
         """Number of devices that hold each part of an argument, but for those that share its matrices."""
-        whole = set(self.sizes) - self._over["tensor"] - set(Layout.parse(i.layout).axes)
+        whole = set(self.sizes) - self._of_matrices - set(Layout.parse(i.layout).axes)
         return self.num_parts(whole)
 
     def tensor_dims(self, i: InputRecord) -> frozenset[int]:
         """The last two dims of a matrix, counted from the end, as far as axes of tensor parallelism split them."""
         dims = _dims(i)
-        return frozenset(d for d in (-2, -1) if len(dims) >= 2 and self._over["tensor"].intersection(dims[d]))
+        return frozenset(d for d in (-2, -1) if len(dims) >= 2 and self._of_matrices.intersection(dims[d]))
 
 
 def plan_words(c: PlanContent) -> str:
@@ -101,7 +111,7 @@ def plan_words(c: PlanContent) -> str:
     if c.pipeline is not None and c.pipeline.members:
         said.append(branches_words(c))
     elif len(c.stages) > 1:
-        said.append(f"pipeline of {len(c.stages)} stages ({c.schedule}, {c.num_microbatches} microbatches)")
+        said.append(f"pipeline of {len(c.stages)} stages ({c.schedule}, {counted(c.num_microbatches, 'microbatch')})")
     said += _of_axes(c, axes)
     said += _of_parameters(c, axes)
     if said and (groups := _repeated(c)) > 1:

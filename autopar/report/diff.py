@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from autopar.errors.names import counted
 from autopar.ir import Layout
 from autopar.plan import Plan, PlanContent
 from autopar.plan.text import bytes_text, pipeline_text, seconds_text
@@ -125,7 +126,7 @@ def _facts(c: PlanContent) -> dict[str, str]:
     return {
         "program": c.program,
         "fingerprint": c.fingerprint[:12],
-        "cluster": f"{c.cluster_name} ({sum(len(s.devices) for s in c.stages)} devices)",
+        "cluster": f"{c.cluster_name} ({counted(sum(len(s.devices) for s in c.stages), 'device')})",
         "meshes": "; ".join(" x ".join(f"{n}@{axis}" for axis, n in s.mesh_axes) for s in c.stages),
         "pipeline": pipeline_text(c),
         "strategy": c.search.strategy,

@@ -18,13 +18,14 @@ from markupsafe import Markup, escape
 
 from autopar.cluster import Cluster
 from autopar.errors import AutoparError
+from autopar.errors.names import counted
 from autopar.plan import Plan, PlanContent, Stage
 from autopar.plan.details import Details
-from autopar.plan.text import TIME_PARTS, USELESS, bytes_text, counted, seconds_text, time_parts
+from autopar.plan.text import TIME_PARTS, USELESS, bytes_text, seconds_text, time_parts
 from autopar.report.diff import diff
 from autopar.report.layers import layers, links, why
 from autopar.report.pictures import cluster_svg, memory_svg, time_svg, timeline_svg
-from autopar.report.sections import MEMORY_KINDS, Section, considered, head, ranges, sections, trail
+from autopar.report.sections import MEMORY_KINDS, Section, considered, head, sections, trail
 from autopar.simulate import simulate
 
 #: Rows of a table at most: a page of a program with thousands of inputs stays under 1 MB.
@@ -59,7 +60,7 @@ def plan_page(plan: Plan, folders: Sequence[Path] = ()) -> str:
     return _template("plan.html.j2").render(
         title=f"{c.program} on {c.cluster_name}",
         figures=figures(plan),
-        head=_head(plan),
+        head=head(plan),
         why=why(c),
         bars=() if several else (*memory_bars(c), *time_bars(c)),
         sections=(
@@ -71,15 +72,6 @@ def plan_page(plan: Plan, folders: Sequence[Path] = ()) -> str:
         notes=c.notes[:MAX_ROWS],
         pictures=pictures(plan),
     )
-
-
-def _head(plan: Plan) -> tuple[tuple[str, str], ...]:
-    """The head lines, the meshes of many stages in one."""
-    meshes: dict[str, list[int]] = {}
-    for i, stage in enumerate(plan.stages):
-        meshes.setdefault(" x ".join(f"{n}@{a}" for a, n in stage.mesh_axes), []).append(i)
-    text = "; ".join(f"{mesh} on stages {ranges(stages)}" for mesh, stages in meshes.items())
-    return tuple((label, text if label == "mesh" and plan.num_stages > 1 else value) for label, value in head(plan))
 
 
 def pair_page(before: Plan, after: Plan, names: tuple[str, str] = ("before", "after")) -> str:
@@ -151,10 +143,12 @@ def timeline_picture(plan: Plan) -> str:
 
 
 def _gap(gap: float | None) -> tuple[str, str]:
-    """(figure, explanation) of the gap to the lower bound."""
+    """(figure, explanation) of the share that an optimum may be faster."""
     if gap is None:
         return "no bound", "this search proves none"
-    return ("no useful bound", "on the whole decision") if gap > USELESS else (f"{gap:.2%}", "gap to the lower bound")
+    if gap > USELESS:
+        return "no useful bound", "on the whole decision"
+    return f"{gap:.2%}", "that an optimum may be faster"
 
 
 def _template(name: str) -> Template:
@@ -199,7 +193,7 @@ def figures(plan: Plan) -> tuple[tuple[str, str, str], ...]:
             str(len(c.stages)),
             f"{counted(c.num_microbatches, 'microbatch')}, schedule {c.schedule}" if pipelined else "no pipeline",
         ),
-        ("optimality", *_gap(gap)),
+        ("gap to the bound", *_gap(gap)),
     )
 
 
@@ -263,7 +257,10 @@ def memory_bars(c: PlanContent) -> tuple[Bar, ...]:
     bars = []
     for i, stage in enumerate(c.stages):
         total = stage.memory.total
-        amounts = [(k, bytes_text(getattr(stage.memory, k)), float(getattr(stage.memory, k))) for k in MEMORY_KINDS]
+        amounts = [
+            (kind.replace("_", " "), bytes_text(count), float(count))
+            for kind, count in ((k, getattr(stage.memory, k)) for k in MEMORY_KINDS)
+        ]
         name = f"stage {i}: " if len(c.stages) > 1 else ""
         bars.append(Bar(f"{name}memory by kind", _parts(amounts, total), None, f"{bytes_text(total)} a device"))
         if limit is not None:

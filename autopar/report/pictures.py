@@ -9,8 +9,9 @@ from types import MappingProxyType
 
 from autopar.cluster import Cluster
 from autopar.errors import AutoparError
+from autopar.errors.names import counted
 from autopar.plan import PlanContent
-from autopar.plan.text import TIME_PARTS, bytes_text, counted, seconds_text, time_parts
+from autopar.plan.text import TIME_PARTS, bytes_text, seconds_text, time_parts
 from autopar.report.sections import MEMORY_KINDS
 from autopar.simulate import Timeline
 
@@ -144,7 +145,7 @@ def cluster_svg(c: PlanContent) -> str:
 
 def memory_svg(c: PlanContent, limit: int | None) -> str:
     """Bytes a device by kind, a row a stage, against the memory of a device."""
-    amounts = [[(k, float(getattr(s.memory, k))) for k in MEMORY_KINDS] for s in c.stages]
+    amounts = [[(k.replace("_", " "), float(getattr(s.memory, k))) for k in MEMORY_KINDS] for s in c.stages]
     return _rows_svg(amounts, float(limit or 0), bytes_text, "memory of a device")
 
 

@@ -15,6 +15,7 @@ from typing import TypeAlias, cast
 
 from autopar.cluster import LogicalMesh
 from autopar.errors import InfeasiblePlanError
+from autopar.errors.names import counted
 from autopar.ir import Graph, Input, Layout, Operator
 from autopar.ir.loops import Scan
 from autopar.plan import Plan
@@ -147,7 +148,7 @@ class Manual:
         layers = cluster(problem.graph, problem.source.microbatches(count), wanted, fewest=stages)
         if len(layers.members) < stages:
             raise InfeasiblePlanError(
-                f"{problem.graph.name} has {len(layers.members)} layers, fewer than pp * chunks = {stages}",
+                f"{problem.graph.name} has {counted(len(layers.members), 'layer')}, fewer than pp * chunks = {stages}",
                 remedy="fewer stages or chunks",
             )
         table, per = table_of(schedule_of(staged), stages, count), devices // self.pp
@@ -225,7 +226,7 @@ class Manual:
             product = " times ".join(f"{name}={k}" for name, k in degrees.items())
             owner = "a stage" if problem.subproblem.separate_programs else problem.cluster.name
             raise InfeasiblePlanError(
-                f"{product} are {asked} devices; {owner} has {n}",
+                f"{product} are {counted(asked, 'device')}; {owner} has {n}",
                 remedy=f"numbers whose product is {n}, or another cluster",
             )
 

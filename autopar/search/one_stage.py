@@ -15,6 +15,7 @@ from functools import partial
 from msgspec import structs
 
 from autopar.errors import InfeasiblePlanError, MicrobatchError
+from autopar.errors.names import counted
 from autopar.ir import Graph
 from autopar.ir.loops import microbatch_loops
 from autopar.microbatch import even_counts
@@ -192,7 +193,7 @@ class OneStagePlanner(StepProblem):
         return bounded(plan, self.problem, Freedom.of(self.problem)) if free else plan
 
     def _shard(self, problem: Problem) -> Plan | Bounded:
-        problem.log(f"planning {len(problem.graph.operators)} operators for {problem.cluster}")
+        problem.log(f"planning {counted(len(problem.graph.operators), 'operator')} for {problem.cluster}")
         return cached(self.strategy, self.cache)(problem)
 
 

@@ -8,6 +8,7 @@ from functools import partial
 import msgspec
 
 from autopar.errors import InfeasiblePlanError
+from autopar.errors.names import counted
 from autopar.ir import Graph
 from autopar.ir.analysis import unread_effects
 from autopar.plan import Plan
@@ -58,7 +59,7 @@ class SeveralStages(StepProblem):
         """The plan of a search that cuts stages, of the step with stacks taken apart, for one loop a stage if asked."""
         problem, counts = self.problem, self.counts
         job, cluster = problem.job, problem.cluster
-        problem.log(f"slicing {len(problem.graph.operators)} operators into stages for {cluster}")
+        problem.log(f"slicing {counted(len(problem.graph.operators), 'operator')} into stages for {cluster}")
         stages = job.num_stages or getattr(self.strategy, "num_stages", None)
         if stages is None and is_large(problem) and problem.subproblem.tried_stages:
             (stages,) = problem.subproblem.tried_stages

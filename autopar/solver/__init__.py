@@ -9,7 +9,7 @@ from autopar.solver.memory import least_memory
 from autopar.solver.presolve import Reduction, reduce_problem
 from autopar.solver.problem import ChoiceProblem, Edge, Node, ProblemError, Usage, with_allowed
 from autopar.solver.solution import Solution, Status
-from autopar.solver.solve import solve, solve_relaxed, solver_named
+from autopar.solver.solve import solve, solve_relaxed, solver_named, solvers
 
 __all__ = [
     "ChoiceProblem",
@@ -35,6 +35,7 @@ __all__ = [
     "solve",
     "solve_relaxed",
     "solver_named",
+    "solvers",
     "usage_profile",
     "with_allowed",
 ]

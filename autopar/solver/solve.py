@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from importlib.metadata import entry_points
+from types import MappingProxyType
 
 import numpy as np
 
+from autopar.errors.names import known_names
 from autopar.solver.base import Solver, SolverError, check_solver, loaded_solver, solution_of
 from autopar.solver.elimination import MOST_ENTRIES, plan_elimination
 from autopar.solver.evaluate import is_feasible, maximal_times, objective, within
@@ -30,9 +32,18 @@ from autopar.solver.wide_memory import price_wide
 #: Group of entry points under which other packages register solvers; each loads to a callable without arguments.
 ENTRY_POINTS = "autopar.solvers"
 
+_BUILT_IN: Mapping[str, Callable[[], Solver]] = MappingProxyType({"exhaustive": ExhaustiveSolver, "highs": HighsSolver})
+#: The solver that is imported when it is asked for: it loads numba, which takes longer than most problems.
+LAGRANGE = "lagrange"
+
 #: Columns from which on a relaxation whose gap is at most `LARGE_GAP` is the answer: exact solving takes longer than it
 #: is worth.
 LARGE = 100_000
+
+
+def solvers() -> tuple[str, ...]:
+    """Names of all solvers, sorted."""
+    return tuple(sorted({*_BUILT_IN, LAGRANGE, *(point.name for point in entry_points(group=ENTRY_POINTS))}))
 
 
 def solver_named(name: str) -> Solver:
@@ -41,18 +52,15 @@ def solver_named(name: str) -> Solver:
     Raises:
         SolverError: where there is none of that name.
     """
-    built_in: dict[str, Solver] = {"exhaustive": ExhaustiveSolver(), "highs": HighsSolver()}
-    if name in built_in:
-        return built_in[name]
-    if name == "lagrange":
-        # It loads numba, which takes longer than most problems.
+    if name in _BUILT_IN:
+        return _BUILT_IN[name]()
+    if name == LAGRANGE:
         large: Solver = import_module("autopar.solver.lagrange.solver").LagrangeSolver()
         return large
     others = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     if name in others:
         return loaded_solver(others[name])
-    known = ", ".join(sorted({*built_in, "lagrange", *others}))
-    raise SolverError(f"no solver is called {name!r}", remedy=f"use one of: {known}")
+    raise SolverError(f"no solver is called {name!r}", remedy=known_names(name, solvers()))
 
 
 def solve_relaxed(problem: ChoiceProblem, goal: Goal, start: tuple[int, ...] | None = None) -> Solution | None:

@@ -84,7 +84,7 @@ def test_cache(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("AUTOPAR_CACHE_DIR", str(tmp_path))
     assert run("cache").stdout == f"{tmp_path}/plans: 0 plans, 0 B of 268 MB\n"
     PlanCache(tmp_path / "plans").put("k" * 64, make_plan().content)
-    assert run("cache").stdout.startswith(f"{tmp_path}/plans: 1 plans, ")
+    assert run("cache").stdout.startswith(f"{tmp_path}/plans: 1 plan, ")
     assert run("cache", "--clear").stdout == f"{tmp_path}/plans: 1 files removed\n"
     assert list((tmp_path / "plans").iterdir()) == []
 

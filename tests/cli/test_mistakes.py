@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import math
+import os
+import pty
 import queue
 import re
+import struct
+import subprocess
+import sys
+import termios
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -17,7 +26,7 @@ from autopar.cli.group import in_options
 from autopar.cli.output import progress
 from autopar.cli.target import StepTarget, user_code
 from autopar.errors import AutoparError
-from tests.cli.conftest import TRAIN, Run, Spawn
+from tests.cli.conftest import ROOT, TRAIN, Run, Spawn
 
 TARGET = "train.py:train_step"
 CLUSTER = ("--cluster", "dgx-a100")
@@ -51,6 +60,14 @@ CLUSTER = ("--cluster", "dgx-a100")
         (("plan", TARGET, "--memory-limit", "40XB"), "'40XB' is not a size; give bytes a device, or text such as"),
         (("compare", TARGET, "--time-limit", "-1"), "-1.0 is not in the range x>=0"),
         (("plan", TARGET, "--microbatches", "0"), "--microbatches"),
+        (("plan", TARGET, "--time-limit", "nan"), "'nan' is not a number of seconds"),
+        (("compare", TARGET, "--time-limit", "inf"), "'inf' is not a number of seconds"),
+        (("plan", TARGET, *CLUSTER, "-o", "."), "'.' is a folder, not a file"),
+        (("schedules", "1f1b", "-o", "."), "'.' is a folder, not a file"),
+        (("schedules", "1f1b", "-o", "nowhere/table.json"), "no folder 'nowhere'"),
+        (("plan", TARGET, *CLUSTER, "--verify", "gpu"), "Invalid value for --verify: no target is called 'gpu'"),
+        (("verify", TARGET, "--target", "gpu"), "Invalid value for --target: no target is called 'gpu'"),
+        (("solve", "train.py", "--solver", "hihgs"), "did you mean 'highs'? known: exhaustive, highs, lagrange"),
         (("plan", TARGET, "--mesh", "2*4"), "2x4"),
         (("plan", TARGET, "--donate", "first"), "0,1"),
         (("plan", TARGET, "--format", "xml"), "json"),
@@ -126,7 +143,7 @@ def test_what_cannot_be_met_is_1(run: Run, options: tuple[str, ...], message: st
     ("options", "message"),
     [
         ((*CLUSTER, "--nodes", "99999999999"), "is more than the 65536 that a cluster may have"),
-        ((*CLUSTER, "--batch", "7"), "batch_argnums has 7; there are 2 positional arguments: state, batch"),
+        ((*CLUSTER, "--batch", "7"), "--batch has 7; there are 2 positional arguments: state, batch"),
     ],
 )
 def test_what_no_cluster_or_function_has(run: Run, options: tuple[str, ...], message: str) -> None:
@@ -170,10 +187,10 @@ def test_mistakes_of_autopar_are_not_blamed_on_the_user(run: Run, monkeypatch: p
     assert isinstance(run("plan", TARGET, *CLUSTER).exception, TypeError)
 
 
-def test_a_file_that_cannot_be_written_is_1(run: Run, folder: Path) -> None:
+def test_a_folder_in_place_of_a_file_is_2(run: Run, folder: Path) -> None:
     (folder / "taken.json").mkdir()
     result = run("plan", TARGET, *CLUSTER, "--search", "replicated", "-o", "taken.json")
-    assert result.exit_code == 1 and "cannot write taken.json" in result.stderr
+    assert result.exit_code == 2 and "'taken.json' is a folder, not a file" in result.stderr
 
 
 def test_forms_of_a_step_that_are_planned_alike_are_said_once(capsys):
@@ -221,3 +238,46 @@ def test_mistakes_in_examples_of_a_wheel_are_messages(line: str, says: str, reme
 def test_remedies_are_typed_as_options(text: str, typed: str) -> None:
     assert in_options(text, autopar.cli.plan.command) == typed
     assert in_options(text, autopar.cli.cache.command) == text
+
+
+def test_names_of_arguments_in_sentences_are_typed_as_options() -> None:
+    text = in_options(
+        "raise memory_limit, use donate_argnums=(0, 1), the schedule or search",
+        import_module("autopar.cli.plan").command,
+    )
+    assert text == "raise --memory-limit, use --donate 0x1, the schedule or search"
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_errors_on_a_terminal_keep_to_its_width(width: int, folder: Path) -> None:
+    """A pseudo-terminal; words are as they are in a file."""
+    command = ("plan", TARGET, *CLUSTER, "--memory-limit", "1kB", "-q")
+    lines = on_terminal(width, *command)
+    assert "Error: InfeasiblePlanError: train_step does not fit 1 kB" in " ".join(lines)
+    assert max(map(len, lines)) <= width
+    assert [line for line in lines if line.startswith("  remedy: raise --memory-limit, ")]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-v"])
+def test_tables_of_schedules_on_a_terminal_go_on_in_blocks(schedule: str, run: Run) -> None:
+    lines = on_terminal(80, "schedules", schedule)
+    assert max(map(len, lines)) <= 80
+    tasks = re.findall(r"[FBW]\d+\.\d+", " ".join(lines))
+    assert sorted(tasks) == sorted(re.findall(r"[FBW]\d+\.\d+", run("schedules", schedule).stdout))
+
+
+def on_terminal(width: int, *command: str) -> list[str]:
+    """Lines that a command writes to a terminal of some width."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
+    environment = {n: v for n, v in os.environ.items() if n != "COLUMNS"} | {"PYTHONPATH": str(ROOT), "TERM": "xterm"}
+    words = [sys.executable, "-m", "autopar", *command]
+    process = subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    written = b""
+    with contextlib.suppress(OSError):  # the other end is closed
+        while part := os.read(ours, 65536):
+            written += part
+    os.close(ours)
+    process.wait()
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.decode()).splitlines()

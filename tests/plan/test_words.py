@@ -52,6 +52,10 @@ def content(batch="[x,.]", weights="[.,.]", state="[.,.]", table="[.,.]", stages
         ),
         ({"batch": "[x,y]"}, "4-way data parallel, 2-way context parallel"),
         (
+            {"stages": 2},
+            "pipeline of 2 stages (1f1b, 1 microbatch), 4-way data parallel, repeated on 2 groups of devices",
+        ),
+        (
             {"stages": 3, "microbatches": 4, "form": StepForm(remat="full")},
             "pipeline of 3 stages (1f1b, 4 microbatches), 4-way data parallel, repeated on 2 groups of devices, "
             "full recomputation",

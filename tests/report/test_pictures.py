@@ -52,7 +52,7 @@ def test_the_page_of_64_stages_and_96_layers(large: Plan) -> None:
     for title in ("Timeline", "Stages on the cluster", "Memory by kind", "Busy time of a step",
                   "sharding of each layer", "communication by link", "considered"):  # fmt: skip
         assert title in text, title
-    assert "8@x on stages 0-63" in text
+    assert "stages 0-63: 8@x" in text
     assert not re.search(r"(src|href)=|@import|url\(|<script ", source)
     assert source == plan_page(large)
 

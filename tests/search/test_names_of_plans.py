@@ -184,3 +184,21 @@ def test_plans_without_roles_are_named_by_their_arguments():
     content = planned(perceptron, {"tp": 2, "dp": 4, "zero": 3}, 16).content
     stages = tuple(msgspec.structs.replace(s, axis_roles=()) for s in content.stages)
     assert plan_words(msgspec.structs.replace(content, stages=stages)) == plan_words(content)
+
+
+@pytest.mark.parametrize("of_tensor", [0.2, 0.8])
+def test_parameters_are_gathered_over_axes_that_mostly_split_examples(of_tensor):
+    """An axis with two uses: parameters that it splits count as ZeRO-3 where fewer products are split by their dims."""
+    content = planned(perceptron, {"tp": 2, "dp": 4}, 16).content
+    axes = {r.axis: r for r in content.stages[0].axis_roles if r.use == "tensor"}
+    roles = [r for r in content.stages[0].axis_roles if r.use != "tensor"]
+    for axis, role in axes.items():
+        roles += [
+            msgspec.structs.replace(role, share=of_tensor),
+            msgspec.structs.replace(role, use="data", share=1 - of_tensor),
+        ]
+        assert axis in {a for i in content.inputs if i.role == "parameter" for a in Layout.parse(i.layout).axes}
+    stage = msgspec.structs.replace(content.stages[0], axis_roles=tuple(roles))
+    said = plan_words(msgspec.structs.replace(content, stages=(stage,)))
+    assert ("(Megatron)" in said) == (of_tensor > 0.5)
+    assert (f"{STATE} 2 ways in 4 copies (ZeRO-3)" in said) == (of_tensor < 0.5)

@@ -41,6 +41,24 @@ def _numbers(text: str) -> list[int]:
 def test_every_number_of_stages_up_to_the_devices_is_told_once(free: Plan) -> None:
     assert sorted(_numbers(free.explain("stages"))) == [1, 2, 3, 4]
     assert free.explain("stages").startswith(f"stages: {free.num_stages} chosen")
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_outcomes_keep_to_the_width_of_the_text(free: Plan, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    wide = free.explain(topic)
+    monkeypatch.setenv("COLUMNS", "60")
+    narrow = free.explain(topic)
+    assert max(map(len, narrow.splitlines())) <= 60
+    assert narrow.split() == wide.split()
+
+
+def test_meshes_of_a_pipeline_name_their_stages(free: Plan) -> None:
+    step, args = perceptron(64, 64, 32, 64, 64)
+    plan = autopar.parallelize(step, cluster=toy(2, 2), num_stages=2, num_microbatches=2, donate_argnums=0).plan(*args)
+    text = plan.explain("mesh")
+    assert sorted(map(int, re.findall(r"^stages? ([\d, ]+), mesh", text, re.M)[0].split(", "))) in ([0, 1], [0])
+    assert "stage" not in free.explain("mesh") or free.num_stages > 1
     assert sum(row.work for row in free.search.trail) <= free.search.work
 
 

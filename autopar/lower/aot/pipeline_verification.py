@@ -17,6 +17,7 @@ from jax import export
 
 from autopar._compat.world import lowered_for
 from autopar.errors import PlanMismatchError
+from autopar.errors.names import counted
 from autopar.frontend import Traced
 from autopar.lower.aot.base import Target
 from autopar.lower.aot.collectives import Key, counted_collectives
@@ -346,12 +347,13 @@ class PipelineVerification(ShownVerification):
         }
 
     def _head(self) -> tuple[tuple[str, str], ...]:
+        counts = counted(len(self.stages), "stage"), counted(self.num_microbatches, "microbatch")
         said = sum(s.predicted_sent_bytes for s in self.stages)
         sent = sum(s.sent_bytes for s in self.stages)
         worst = max((row.ratio for row in self.memory), key=lambda r: abs(r - 1))
         return (
             ("program", f"{self.program}, planned for {self.cluster}"),
-            ("pipeline", f"{len(self.stages)} stages, {self.num_microbatches} microbatches, {self.schedule}"),
+            ("pipeline", ", ".join((*counts, self.schedule))),
             ("target", f"{self.target} ({self.device_kind}), compiled in {seconds_text(self.compile_s)}"),
             (
                 "collectives",
@@ -459,7 +461,8 @@ def check_size(plan: Plan, target: Target) -> None:
     devices = len({d for s in plan.stages for d in s.devices})
     if target.num_devices is not None and target.num_devices != devices:
         raise PlanMismatchError(
-            f"the plan is for {devices} devices of {plan.content.cluster_name}; {target.text} has {target.num_devices}",
+            f"the plan is for {counted(devices, 'device')} of {plan.content.cluster_name}; {target.text} has "
+            f"{target.num_devices}",
             cause="the plan was made for another cluster",
             remedy="plan for the target's cluster, or name a target of that many devices",
         )

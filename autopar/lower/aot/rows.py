@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from autopar.plan.columns import table
+from autopar.plan.columns import columns, labelled, table
 from autopar.plan.text import bytes_text
 
 #: Bytes of all collectives of a kind may differ by this share.
@@ -202,7 +202,7 @@ class ShownVerification(ABC):
         """The tables."""
 
     def __str__(self) -> str:
-        parts = ["\n".join(f"{label + ':':<13}{text}" for label, text in self._head())]
+        parts = [labelled(self._head(), 13, columns())]
         for title, header, rows in self._tables():
             parts.append(f"{title}\n{table(header, rows)}" if rows else f"{title}: none")
         return "\n\n".join(parts)

@@ -12,6 +12,7 @@ import numpy as np
 
 from autopar._compat.meshes import abstract_mesh
 from autopar.errors import AutoparError, ClusterError
+from autopar.errors.names import counted
 from autopar.frontend import Traced
 from autopar.lower.hosted import hosted_of, sharding_of
 from autopar.lower.pipeline.build import LoweredPipeline
@@ -227,7 +228,8 @@ def deployment_of(source: Pipelined, lowered: LoweredPipeline, cluster: RayClust
     wanted = len({d for s in plan.stages for d in s.devices})
     if wanted != cluster.num_devices:
         raise ClusterError(
-            f"the plan is for {wanted} devices of {content.cluster_name}; {cluster.name} has {cluster.num_devices}",
+            f"the plan is for {counted(wanted, 'device')} of {content.cluster_name}; {cluster.name} has "
+            f"{cluster.num_devices}",
             cause="the plan was made for another cluster",
             remedy="plan for this cluster, or ask Cluster.ray for as many workers and devices",
         )

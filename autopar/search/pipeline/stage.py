@@ -17,6 +17,7 @@ from msgspec import structs
 from autopar.cluster import Cluster
 from autopar.cost import CostModel
 from autopar.errors import InfeasiblePlanError
+from autopar.errors.names import counted
 from autopar.plan import PlanContent, StepForm
 from autopar.plan.text import bytes_text
 from autopar.recompute import Level, Phases, select
@@ -409,7 +410,7 @@ def _check_host(content: PlanContent, part: Cluster, extra: int) -> None:
     needed, there = extra * planned.activation_bytes + planned.host_bytes, share_bytes(part)
     if needed > there:
         raise InfeasiblePlanError(
-            f"{extra} microbatches in flight wait with {bytes_text(needed)} a device in host memory; "
+            f"{counted(extra, 'microbatch')} in flight wait with {bytes_text(needed)} a device in host memory; "
             f"there is {bytes_text(there)}",
             remedy="more host_memory_bytes in the cluster file, or offload='none'",
         )

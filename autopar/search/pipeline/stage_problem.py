@@ -11,6 +11,7 @@ from msgspec import structs
 from autopar.cluster import Cluster
 from autopar.cost import CostModel
 from autopar.errors import InfeasiblePlanError
+from autopar.errors.names import counted
 from autopar.ir import Graph
 from autopar.plan import StepForm
 from autopar.plan.text import bytes_text
@@ -245,8 +246,8 @@ def _asked_of(graph: Graph, constraints: Sequence[Constraint]) -> tuple[object, 
 
 def _too_little(stage: int, extra: int, needed: int, limit: int) -> InfeasiblePlanError:
     return InfeasiblePlanError(
-        f"stage {stage} is sent {bytes_text(needed)} ({needed} bytes) a device by others for {extra} microbatches in "
-        f"flight; the limit is {bytes_text(limit)}",
+        f"stage {stage} is sent {bytes_text(needed)} ({needed} bytes) a device by others for "
+        f"{counted(extra, 'microbatch')} in flight; the limit is {bytes_text(limit)}",
         cause="what the backward pass takes from other stages is held for all microbatches in flight",
         remedy="more stages, more and smaller microbatches, or schedule='1f1b'",
     )

@@ -11,6 +11,7 @@ import msgspec
 
 from autopar.cost import total_flops
 from autopar.errors import ConstraintError, InfeasiblePlanError, MicrobatchError, ScheduleError
+from autopar.errors.names import counted
 from autopar.ir import Graph, Literal, Operator
 from autopar.ir.phases import phase_of
 from autopar.plan import Considered, Plan
@@ -128,7 +129,9 @@ def _considered(plans: Sequence[Plan], best: Plan) -> tuple[Considered, ...]:
     """The fastest plan of each kind."""
     kinds: dict[str, Plan] = {}
     for p in sorted(plans, key=lambda p: p.step_time):
-        kinds.setdefault(f"{p.num_stages} stages, {p.num_microbatches} microbatches, {p.schedule}", p)
+        kinds.setdefault(
+            f"{counted(p.num_stages, 'stage')}, {counted(p.num_microbatches, 'microbatch')}, {p.schedule}", p
+        )
     return tuple(
         Considered(name, p.step_time, p.peak_memory, "chosen" if p is best else "") for name, p in kinds.items()
     )
@@ -176,7 +179,7 @@ def nothing_planned(problem: Problem, trials: Trials[PipelineTrial, Plan], close
     asked, devices = problem.job.num_stages, problem.cluster.num_devices
     if asked is not None and asked > devices:
         raise InfeasiblePlanError(
-            f"{problem.graph.name} cannot be cut into {asked} stages on the {devices} devices of "
+            f"{problem.graph.name} cannot be cut into {counted(asked, 'stage')} on the {counted(devices, 'device')} of "
             f"{problem.cluster.name}",
             cause="a device runs several stages only by schedules with chunks, as 'interleaved'",
             remedy=f"num_stages={devices} or fewer, or more devices",

@@ -141,7 +141,7 @@ def give_up(leaves: Sequence[Any], donated: Iterable[int]) -> None:
 
 
 def _are_deleted(leaves: Sequence[Any], indices: Sequence[int], which: Callable[[Iterable[bool]], bool]) -> bool:
-    """``which`` (`any` or `all`) of whether leaves are deleted. With one that is no array `any` is True, `all` False."""
+    """``which`` (`any` or `all`) of whether leaves are deleted. With one that is no array any is True, all False."""
     try:
         return which(map(_is_deleted, [leaves[i] for i in indices]))
     except AttributeError:

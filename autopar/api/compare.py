@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from autopar.api.options import ParallelOptions
+from autopar.api.options import ParallelOptions, as_tuple
 from autopar.api.parallel_function import ParallelFunction, parallelize_with
 from autopar.api.parallelize import parallelize
 from autopar.cluster import Cluster
@@ -29,7 +29,8 @@ def compare(
     Args:
         fn: a train step, plain or decorated, or an `autopar.search.Problem`.
         args: its arguments, arrays or `jax.ShapeDtypeStruct`; none for a problem.
-        search: names of strategies, or strategies as (name that the table shows, strategy).
+        search: names of strategies, or strategies as (name that the table shows, strategy); one name alone may be
+            given as it is.
         time_limit_s: seconds that each may search one mesh; None waits.
         steps: choices that each may evaluate on one mesh, where it counts them.
         seeds: strategies that draw numbers search once with each.
@@ -42,7 +43,7 @@ def compare(
         TraceError: the function cannot be traced.
         AutoparError: there is no strategy of a name.
     """
-    budget = Budget(time_limit_s, steps, tuple(seeds))
+    budget = Budget(time_limit_s, steps, as_tuple(seeds))
     if isinstance(fn, Problem):
         return compare_problem(fn, search, budget)
     function = fn if isinstance(fn, ParallelFunction) and not options else parallelize(fn, **options)

@@ -54,6 +54,10 @@ def parse_pins(constraints: Mapping[str, Any] | None, mesh_axes: Mapping[str, in
             raise ConstraintError(
                 f"mesh_axes[{name!r}]={size!r} is no size", remedy='mesh_axes={"data": 4, "model": 2}'
             )
+    if not isinstance(constraints, Mapping | None):
+        raise ConstraintError(
+            f"constraints={constraints!r} is no mapping", remedy='constraints={"params/w": (0,)}, from path to dims'
+        )
     return tuple(_pin(pattern, what, axes) for pattern, what in (constraints or {}).items())
 
 

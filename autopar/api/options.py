@@ -98,10 +98,7 @@ class ParallelOptions:
                     f"{name}={getattr(self, name)!r} has entries that are not {kind.__name__}",
                     remedy="positions go to ..._argnums, names to ..._argnames",
                 )
-        for name in ("num_microbatches", "num_stages"):
-            value = getattr(self, name)
-            if value != "auto" and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise AutoparError(f"{name}={value!r} is no count", remedy=f'{name}="auto", or 1, 2, 4...')
+        self._check_numbers()
         check_schedule(self.schedule)
         if isinstance(self.search, str):
             strategy_named(self.search)
@@ -116,10 +113,6 @@ class ParallelOptions:
                 f"remat={self.remat!r} is not a level of recomputation",
                 remedy='remat="auto", "none", "selective" or "full"',
             )
-        if self.time_limit_s is not None and not self.time_limit_s >= 0:
-            raise AutoparError(
-                f"time_limit_s={self.time_limit_s!r} is not a number of seconds", remedy="time_limit_s=10, or None"
-            )
         if self.effort not in EFFORTS:
             raise AutoparError(
                 f"effort={self.effort!r} is not a search effort", remedy="effort=" + ", ".join(map(repr, EFFORTS))
@@ -133,6 +126,17 @@ class ParallelOptions:
             parse_target(self.verify)
         self._check_forms()
         self._check_slices()
+
+    def _check_numbers(self) -> None:
+        """Raises AutoparError where a count is none, or seconds are not."""
+        for name in ("num_microbatches", "num_stages"):
+            value = getattr(self, name)
+            if value != "auto" and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise AutoparError(f"{name}={value!r} is no count", remedy=f'{name}="auto", or 1, 2, 4...')
+        if self.time_limit_s is not None and (not _is_number(self.time_limit_s) or not self.time_limit_s >= 0):
+            raise AutoparError(
+                f"time_limit_s={self.time_limit_s!r} is not a number of seconds", remedy="time_limit_s=10, or None"
+            )
 
     @property
     def request(self) -> Request:
@@ -196,6 +200,10 @@ class ParallelOptions:
                 f"offload={self.offload!r} is not a use of host memory",
                 remedy='offload="none", "auto", "layers" or "update"',
             )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def set_options(options: ParallelOptions) -> tuple[str, ...]:

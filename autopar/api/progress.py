@@ -14,6 +14,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, TextIO, TypeVar, cast
 
 from autopar._compat.reminders import AFTER_S, EVERY_S, reminders, timer
+from autopar.errors import AutoparError
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -91,9 +92,17 @@ class Reporter:
 
 
 def reporter_of(progress: Callable[[str], None] | bool | None) -> Reporter:
-    """The reporter that an argument ``progress`` stands for: None and True show lines, False shows nothing."""
+    """The reporter that an argument ``progress`` stands for: None and True show lines, False shows nothing.
+
+    Raises:
+        AutoparError: it is neither of these nor a function.
+    """
     if callable(progress):
         return Reporter(progress)
+    if not isinstance(progress, bool | None):
+        raise AutoparError(
+            f"progress={progress!r} cannot be called", remedy="progress=print, another function of a line, or False"
+        )
     return Reporter(live=progress is not False)
 
 

@@ -255,6 +255,7 @@ class Plan:
         Raises:
             PlanMismatchError: nothing is called so; the message lists near names.
         """
+        what = None if what is None else str(what)
         if what == "pipeline" and self.content.pipeline is not None and self.content.pipeline.executions is not None:
             return executions_text(self.content.pipeline.executions)
         if what in TOPICS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 import re
 from collections.abc import Callable, Sequence
 
@@ -74,7 +75,7 @@ def parse_bytes(value: int | float | str | None) -> int | None:
         size = float(number) * _BYTES[unit]
     except (KeyError, ValueError):
         size = -1.0
-    if not size >= 1:
+    if not 1 <= size < math.inf:
         raise AutoparError(
             f"memory_limit={value!r} is not a size", remedy='give bytes a device, or text such as "40GB" or "16GiB"'
         )

@@ -36,6 +36,14 @@ class Budget:
     steps: int | None = None
     seeds: tuple[int, ...] = (0,)
 
+    def __post_init__(self) -> None:
+        if self.time_limit_s is not None and not self.time_limit_s >= 0:
+            raise AutoparError(f"time_limit_s={self.time_limit_s!r} is no number of seconds", remedy="60, or None")
+        if self.steps is not None and (not isinstance(self.steps, int) or self.steps < 1):
+            raise AutoparError(f"steps={self.steps!r} is no number of choices", remedy="1 or more, or None")
+        if not self.seeds or any(not isinstance(seed, int) for seed in self.seeds):
+            raise AutoparError(f"seeds={self.seeds!r} are no seeds", remedy="one number or more, as seeds=(0, 1)")
+
 
 @dataclass(frozen=True)
 class Budgeted:
@@ -276,6 +284,12 @@ def run_trials(
         plan: makes the plan of a strategy.
         say: called with a line when a search begins.
     """
+    names = (names,) if isinstance(names, str) else names
+    if not isinstance(names, Sequence) or any(not isinstance(n, str) and len(n) != 2 for n in names):
+        raise AutoparError(
+            f"search={names!r} are no strategies",
+            remedy='names as search=("alpa", "zero3"), or pairs (name in the table, strategy)',
+        )
     known = [(n, strategy_named(n)) if isinstance(n, str) else n for n in names]
     trials: list[Trial] = []
     for name, strategy in known:

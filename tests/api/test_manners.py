@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -111,6 +112,46 @@ def test_wrong_options_fail_at_decoration():
         autopar.parallelize(search=3)
     with pytest.raises(AutoparError, match=r"batch_argnums has 5; there are 3 positional arguments: p, data, rate"):
         autopar.parallelize(sgd, batch_argnums=5)
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ({"memory_limit": math.inf}, "memory_limit=inf is not a size"),
+        ({"time_limit_s": "1"}, "time_limit_s='1' is not a number of seconds"),
+        ({"time_limit_s": True}, "time_limit_s=True is not a number of seconds"),
+        ({"progress": 3}, "progress=3 cannot be called"),
+        ({"verify": 3}, "no target is called 3"),
+        ({"constraints": 3}, "constraints=3 is no mapping"),
+    ],
+    ids=str,
+)
+def test_options_of_a_wrong_type_fail_at_decoration(option, words):
+    with pytest.raises(AutoparError, match=words) as error:
+        autopar.parallelize(**option)
+    assert error.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"search": 3}, "search=3 are no strategies"),
+        ({"seeds": ()}, r"seeds=\(\) are no seeds"),
+        ({"seeds": ("a",)}, "are no seeds"),
+        ({"steps": 0}, "steps=0 is no number of choices"),
+        ({"time_limit_s": -1}, "time_limit_s=-1 is no number of seconds"),
+    ],
+    ids=str,
+)
+def test_comparisons_of_a_wrong_type_fail_before_planning(given, words):
+    with pytest.raises(AutoparError, match=words) as error:
+        autopar.compare(sgd, params(), batch(), **given)
+    assert error.value.remedy
+
+
+def test_one_strategy_and_one_seed_may_stand_alone():
+    (trial,) = autopar.compare(sgd, params(), batch(), cluster=CLUSTER, search="replicated", seeds=3).trials
+    assert (trial.strategy, trial.seed) == ("replicated", 3) and trial.plan is not None
 
 
 def test_other_devices_fail_before_planning():

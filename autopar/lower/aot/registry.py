@@ -35,7 +35,7 @@ def parse_target(text: str) -> Target:
     Raises:
         AutoparError: it is none of these.
     """
-    parse = TARGETS.get(text.partition(":")[0])
+    parse = TARGETS.get(text.partition(":")[0]) if isinstance(text, str) else None
     if parse is None:
         raise AutoparError(
             f"no target is called {text!r}",

@@ -28,7 +28,8 @@ def cache_root(environment: Mapping[str, str]) -> Path | None:
 
     Args:
         environment: variables. `CACHE_VARIABLE` is a folder, or one of "", "0", "none" and "off" for none. Without it
-            the folder is ``autopar`` in ``XDG_CACHE_HOME``, or in ``~/.cache`` where that is no absolute path.
+            the folder is ``autopar`` in ``XDG_CACHE_HOME``, or in ``~/.cache`` where that is no absolute path; None
+            where ``HOME`` is none either.
     """
     asked = environment.get(CACHE_VARIABLE)
     if asked is not None and asked.strip().lower() in _OFF:
@@ -36,9 +37,12 @@ def cache_root(environment: Mapping[str, str]) -> Path | None:
     shared = Path(environment.get("XDG_CACHE_HOME", ""))
     folder = Path(asked) if asked is not None else (shared if shared.is_absolute() else Path("~/.cache")) / "autopar"
     try:
-        return folder.expanduser()
+        folder = folder.expanduser()
     except RuntimeError:  # the user has no home directory
         return None
+    # An empty HOME makes the root of the file system the home, and a relative one the working directory.
+    is_absolute = asked is not None or shared.is_absolute() or Path(environment.get("HOME", "/home")).is_absolute()
+    return folder if is_absolute else None
 
 
 def private_folder(path: str | os.PathLike[str], *, tighten: bool = False) -> Path:

@@ -24,10 +24,11 @@ from autopar.search.anytime import Incumbent, SearchEndedError
 from autopar.search.clock import Clock, units
 from autopar.search.decision import Decision
 from autopar.search.loop import Regions, explored
-from autopar.search.outcome import LeftOut
+from autopar.search.outcome import LeftOut, Planned
 from autopar.search.pipeline.search_space import is_large
 from autopar.search.policy import SchedulePolicy
 from autopar.search.problem import Problem
+from autopar.search.registry import cuts_stages
 from autopar.search.trail import Region, Trail
 from autopar.simulate.durations import Durations
 from autopar.simulate.plans import parts_of, program_of
@@ -113,6 +114,11 @@ def _searched(plan: Plan, decision: Decision, meter: Meter, trail: Trail) -> Pla
     meter.merge(decision.step.meter)
     devices, asked = problem.cluster.num_devices, problem.job.num_stages
     rule = _rule(problem) if asked is None else f"num_stages={asked} is asked for"
+    if asked is None and cuts_stages(decision.strategy):
+        rule = f"{plan.search.strategy} says the number of stages"
+        region = Region.of_stages("one stage" if plan.num_stages == 1 else "pipeline", [plan.num_stages])
+        if plan.num_stages not in trail.covered():
+            trail.close(region, Planned(plan.step_time))
     known = trail.covered()
     if others := [n for n in range(1, devices + 1) if n not in known]:
         trail.close(Region.of_stages("pipeline", others), LeftOut(rule))

@@ -574,6 +574,10 @@ def test_processes_at_the_same_time(tmp_path: Path) -> None:
         ({"XDG_CACHE_HOME": "relative"}, "~/.cache/autopar/plans"),
         ({}, "~/.cache/autopar/plans"),
         ({"AUTOPAR_CACHE_DIR": "~/mine"}, "~/mine/plans"),
+        ({"HOME": ""}, None),
+        ({"HOME": "relative"}, None),
+        ({"HOME": "", "XDG_CACHE_HOME": "/c"}, "/c/autopar/plans"),
+        ({"HOME": "", "AUTOPAR_CACHE_DIR": "mine"}, "mine/plans"),
         *(({"AUTOPAR_CACHE_DIR": off, "XDG_CACHE_HOME": "/c"}, None) for off in ("", " ", "0", "none", "off", "OFF")),
     ],
 )

@@ -15,6 +15,7 @@ from autopar.errors import InfeasiblePlanError, MicrobatchError, PlanMismatchErr
 from autopar.plan.alternatives import TOPICS
 from autopar.plan.trail import BOUNDED, LEFT_OUT, PLANNED, TOO_LARGE, ranges_of, ranges_text
 from autopar.report.page import plan_page
+from autopar.search import Manual
 from autopar.search.outcome import Bounded, Impossible, LeftOut, Planned, TooLarge
 from autopar.search.trail import MOST_ROWS, Region, Trail, outcome_of
 from benchmarks.fixed_plans import perceptron, toy
@@ -168,3 +169,13 @@ def test_errors_say_an_outcome() -> None:
 def test_ranges_of_numbers() -> None:
     assert ranges_of([5, 1, 2, 7, 6, 2]) == ((1, 2), (5, 7))
     assert ranges_text(((1, 2), (5, 7), (9, 9))) == "1, 2, 5-7, 9"
+
+
+def test_a_strategy_that_says_the_number_of_stages() -> None:
+    """The trail has the number that it says as planned, and leaves the others out with that rule."""
+    step, args = perceptron(64, 64, 32, 64, 64)
+    plan = autopar.parallelize(step, cluster=toy(2, 2), search=Manual(pp=2, dp=2), donate_argnums=0).plan(*args)
+    rows = {n: row for row in plan.details.trail for first, last in row.stages for n in range(first, last + 1)}
+    assert {n: row.outcome for n, row in rows.items()} == {1: LEFT_OUT, 2: PLANNED, 3: LEFT_OUT, 4: LEFT_OUT}
+    assert rows[2].seconds == plan.step_time
+    assert rows[4].why == "manual says the number of stages"

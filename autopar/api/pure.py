@@ -462,11 +462,11 @@ class PureFunction:
         like, count = problem if side_by_side else replace(problem, job=asked), [before.num_microbatches]
         decision = self._decision(like, step, count)
         try:
-            return fastest(like, [decision.branches() if side_by_side else decision.pipelines()])
+            return fastest(like, [decision.several.branches() if side_by_side else decision.several.pipelines()])
         except (InfeasiblePlanError, MicrobatchError, ScheduleError):
             job = replace(problem.job, num_stages=stages if side_by_side else None, schedule="auto")
             free = replace(problem, job=job)
-            return fastest(free, [self._decision(free, step, None).pipelines()])
+            return fastest(free, [self._decision(free, step, None).several.pipelines()])
 
     def _keep(
         self, signature: CallSignature, traced: Traced, plan: Plan, clock: Clock, local: LoadedProgram

@@ -128,6 +128,12 @@ def bound_s(problem: Problem, freedom: Freedom) -> float:
     return problem.store.once(key, lambda: work_bound_s(graph, cost, freedom))
 
 
+def least_of(problem: Problem, *, several: bool) -> float:
+    """Seconds that no plan of one stage is below, or of several."""
+    freedom = Freedom.of(problem)
+    return bound_s(problem, replace(freedom, one_stage=not several, most_stages=freedom.most_stages if several else 0))
+
+
 def work_bound_s(graph: Graph, cost: CostModel, freedom: Freedom | None = None) -> float:
     """Seconds that no plan of a step is below, however it is sliced, sharded, scheduled and recomputed.
 

@@ -38,10 +38,12 @@ class Relaxation:
     Args:
         name: in words.
         policy: what its seconds are worth.
+        like: name of another whose plans say how far it is off, before it has a plan of its own; "" where none does.
     """
 
     name: str
     policy: RelaxationPolicy
+    like: str = ""
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ class Known:
 
     def ratio(self, relaxation: Relaxation) -> float:
         """Least ratio of a plan's seconds to those that the relaxation estimated; 0 before there is one."""
-        return self.ratios.get(relaxation.name, 0.0)
+        return self.ratios.get(relaxation.name, self.ratios.get(relaxation.like, 0.0))
 
     def planned(self, region: OpenRegion, plan: Plan, least_gain: float) -> Known:
         """The state after a region was planned.

@@ -55,6 +55,8 @@ class Subproblem:
         tried_stages: numbers of stages that may be faster than another plan; None for any.
         first_count: microbatches in which pipelines are planned first, where they fit: the fastest by a relaxation; 0
             where none says so.
+        stages_per_worker: number of stages on each worker of the pipelines that are planned where the schedule is free;
+            those of two are planned in `first_count` microbatches alone.
         ample_memory: whether plans are of use only where the memory limit has no part in that of some mesh.
         relaxation_only: whether a relaxation that keeps the limit is the answer, whatever its gap.
         any_that_fits: of relaxations, whether the first that fits will do, whatever the limit costs.
@@ -72,6 +74,7 @@ class Subproblem:
     cutoff_s: float = math.inf
     tried_stages: tuple[int, ...] | None = None
     first_count: int = 0
+    stages_per_worker: int = 1
     ample_memory: bool = False
     relaxation_only: bool = False
     any_that_fits: bool = False

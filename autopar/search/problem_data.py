@@ -240,6 +240,7 @@ def in_any_room(problem: Problem) -> Conditions:
         cutoff_s=math.inf,
         tried_stages=None,
         first_count=0,
+        stages_per_worker=1,
         ample_memory=False,
         extra_in_flight=min(1, known.subproblem.extra_in_flight),
     )

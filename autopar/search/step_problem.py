@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autopar.microbatch import even_counts
 from autopar.search.cache import PlanCache
 from autopar.search.problem import Problem
 from autopar.search.registry import Strategy
@@ -28,3 +29,8 @@ class StepProblem:
     counts: Sequence[int] | None
     strategy: Strategy
     cache: PlanCache | None = None
+
+    @property
+    def possible_counts(self) -> Sequence[int]:
+        """Numbers of microbatches that may be taken, powers of two where all may."""
+        return self.counts or even_counts(self.problem.graph)

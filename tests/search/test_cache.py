@@ -90,6 +90,7 @@ DEMANDS = {
     "cutoff_s": 1.0,
     "tried_stages": (2, 4),
     "first_count": 4,
+    "stages_per_worker": 2,
     "ample_memory": True,
     "relaxation_only": True,
     "any_that_fits": True,

@@ -10,8 +10,9 @@ import pytest
 
 import autopar
 from autopar.search.alpa import alpa
-from autopar.search.decision import Decision, few_devices
+from autopar.search.decision import Decision
 from autopar.search.registry import strategy_named
+from autopar.search.stage_regions import StageRegions, few_devices
 from autopar.search.trail import ranges_of
 from examples import mlp
 from tests.search.problems import f32, problem_of, toy
@@ -84,9 +85,11 @@ def test_a_region_of_a_number_of_stages_says_no_less_than_all_pipelines() -> Non
     fn, args = mlp.build(abstract=True, layers=8, hidden=256, batch=64)
     problem = problem_of(fn, args, toy(8), num_stages=None, num_microbatches=None)
     decision = Decision(problem, None, None, alpa)
-    every = decision.pipelines()
-    numbers = list(decision._by_work())
-    assert [r.region.stages for r in numbers] == [ranges_of([s]) for s in (2, 3, 4, 8)]
+    every = decision.several.pipelines()
+    numbers = list(decision.several._by_work())
+    assert [r.region.stages for r in numbers if not r.region.how] == [ranges_of([s]) for s in (2, 3, 4, 8)]
+    two = [r.region.stages for r in numbers if r.region.how == "two stages on each worker"]
+    assert two == [ranges_of([s]) for s in (4, 8)], "3 does not divide 8, and there are 8 layers"
     assert all(r.least_s >= every.least_s > 0 for r in numbers)
 
 
@@ -110,8 +113,10 @@ def test_one_stage_by_the_bound_of_what_is_computed_has_the_trust_of_that_bound(
 def test_no_pipeline_is_planned_where_all_devices_cannot_hold_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
     """One stage says how much memory would do. State that hosts may hold is no proof."""
     tried: list[str] = []
-    pipeline = Decision.pipelines
-    monkeypatch.setattr(Decision, "pipelines", lambda self, *args: tried.append("pipelines") or pipeline(self, *args))
+    pipeline = StageRegions.pipelines
+    monkeypatch.setattr(
+        StageRegions, "pipelines", lambda self, *args: tried.append("pipelines") or pipeline(self, *args)
+    )
     (fn, args), devices = mlp.build(abstract=True), 4
     state = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(args[0]))
 

@@ -2,8 +2,8 @@
 
 The dynamic program minimizes sum t_i + (m-1) max t_i, which no schedule changes much, and stages are planned for 1F1B,
 which holds least. Then every schedule with one stage a worker is timed with those stages (a table takes milliseconds,
-see `autopar.simulate.step_of`), and the fastest that they still fit under is taken. Where workers wait for long even
-so, schedules with two stages a worker are planned as well.
+see `autopar.simulate.step_of`), and the fastest that they still fit under is taken. Schedules with two stages on
+each worker are regions of their own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from autopar.errors import InfeasiblePlanError, ScheduleError
 from autopar.ir import Graph
 from autopar.ir.analysis import names_made, taken_by
-from autopar.plan import Plan, PlanContent
+from autopar.plan import PlanContent
 from autopar.schedule import Table, get
 from autopar.schedule.without_flush.schedules import no_flush_text, updates_stagewise
 from autopar.search.outcome import Bounded, TooLarge
@@ -67,12 +67,6 @@ def fastest_table(problem: Problem, sliced: Sliced, parts: Sequence[PlanContent]
 def with_launches(policy: SchedulePolicy, seconds: float, table: Table) -> float:
     """Seconds of a step with what the runtime takes to start the programs of the worker that has the most."""
     return seconds + policy.start_s * max(map(len, table.rows))
-
-
-def idle_share(plan: Plan) -> float:
-    """Share of a step in which the mean stage of a pipeline has nothing to do."""
-    busy = sum(sum(s for kind, s in stage.work_times if kind != "weight") for stage in plan.stages)
-    return 1.0 - busy / (len(plan.stages) * plan.step_time) if plan.step_time else 0.0
 
 
 def _check_readers(graph: Graph, sliced: Sliced, table: Table) -> None:

@@ -31,8 +31,7 @@ from autopar.search.pipeline.candidates import (
     uniform_candidate,
 )
 from autopar.search.pipeline.first_pipeline import fastest_of_equal_stages, first_plan
-from autopar.search.pipeline.schedules import idle_share
-from autopar.search.pipeline.search_space import is_large, is_of_few_operators, is_small
+from autopar.search.pipeline.search_space import is_of_few_operators, is_small
 from autopar.search.pipeline.sketches import Sketches
 from autopar.search.pipeline.trials import (
     PipelineSearch,
@@ -91,6 +90,8 @@ def _best(
         plans = trials.run(
             map(PipelineTrial, shared_candidates(problem, source, job.shared_stages)), ends=lambda _: True
         )
+    elif problem.subproblem.stages_per_worker > 1:
+        plans = _of_two_stages_per_worker(search, trials, source)
     elif slicings is not None:
         cutoff_s = problem.subproblem.cutoff_s
         for slicing in slicings:
@@ -99,11 +100,6 @@ def _best(
             plans += [p for plan in planned for p in trials.run(_under_other_schedules(problem, slicing, plan))]
     else:
         plans = _of_few_slicings(search, trials)
-    if plans and job.schedule == "auto" and job.num_stages is None and _may_win(problem, plans):
-        # Several stages on each worker are equal runs on equal submeshes.
-        equal = [plan for plan in plans if problem.cluster.num_devices % plan.num_stages == 0]
-        if equal:
-            plans += trials.run(_with_two_stages_per_worker(problem, source, min(equal, key=seconds_of)))
     if not plans:
         return nothing_planned(problem, trials, search.bounded)
     return fastest_of(plans, clock)
@@ -221,7 +217,8 @@ def _rounds(search: PipelineSearch) -> Iterator[list[Candidate]]:
             elif is_small(problem):
                 near += _best_of_each(ranked, {len(c.members) for c in near}, most_s)
             if ranked and not near:  # all of them take longer than a plan that is at hand
-                search.bounded.append(Bounded("layers as they are priced, an estimate", ranked[0].estimate_s))
+                least_s = ranked[0].estimate_s / policy.near_best
+                search.bounded.append(Bounded("layers as they are priced, an estimate", least_s))
                 return
             ranked = near
         tried.update(ranked)
@@ -268,18 +265,27 @@ def may_run_in_worker(problem: Problem, intra: Callable[[Problem], Plan | Bounde
     return importable and type(problem.cost_model) is CostModel and problem.reporting.progress is None
 
 
-def _with_two_stages_per_worker(problem: Problem, source: StageSource, best: Plan) -> Iterator[PipelineTrial]:
-    """Candidates with two stages on each worker, where the workers of ``best``, with one, are idle for long."""
-    workers, count = best.num_stages, best.num_microbatches
-    policy = problem.policy
-    idle = idle_share(best)
-    if not is_small(problem):  # where stages are unequal two of them on each worker are so too
-        idle = min(idle, (workers - 1) / (count + workers - 1))
-    if idle < policy.schedules.long_idle_share:
-        return
+def _of_two_stages_per_worker(
+    search: PipelineSearch, trials: Trials[PipelineTrial, Plan], source: StageSource
+) -> list[Plan]:
+    """Plans with two stages on each worker; of a step that is not small the fastest by sketches is planned exactly."""
+    problem, some = search.problem, list(_with_two_stages_per_worker(search.problem, source))
+    if is_small(problem) or not some:
+        of_some = (PipelineTrial(candidate, is_optional=True) for candidate in some)
+        return trials.run(of_some, seconds=seconds_of, cutoff_s=problem.subproblem.cutoff_s)
+    sketches = Sketches(search.step, [])
+    with search.clock.phase("sketches"):
+        sketches.add(some)
+        best = sketches.fastest()
+    return [] if best is None else _exactly(search, trials, *best)
+
+
+def _with_two_stages_per_worker(problem: Problem, source: StageSource) -> Iterator[Candidate]:
+    """Candidates with two stages on each worker: equal runs of layers on equal submeshes."""
+    policy, count = problem.policy, problem.subproblem.first_count
+    (workers,) = problem.subproblem.tried_stages or ()
     wanted = min(policy.enumeration.layers_per_stage * workers, policy.enumeration.most_layers)
-    fewest = fewest_blocks(problem, 2 * workers) if is_large(problem) else None
-    layers = cluster(problem.graph, source.microbatches(count), wanted, fewest=fewest)
+    layers = cluster(problem.graph, source.microbatches(count), wanted)
     # What differs between schedules is which worker has a stage, and how many microbatches it keeps.
     for schedule in (get(name) for name in policy.schedules.two_stages_per_worker):
         if len(layers.members) < workers * schedule.chunks:
@@ -287,7 +293,7 @@ def _with_two_stages_per_worker(problem: Problem, source: StageSource, best: Pla
         with contextlib.suppress(ScheduleError):
             candidate = uniform_candidate(problem, layers, workers * schedule.chunks, schedule, count)
             if candidate is not None:
-                yield PipelineTrial(replace(candidate, schedule=schedule), is_optional=True)
+                yield replace(candidate, schedule=schedule)
 
 
 def shared_candidates(problem: Problem, source: StageSource, shared: SharedStages) -> Iterator[Candidate]:

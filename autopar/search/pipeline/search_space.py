@@ -126,25 +126,33 @@ def stage_counts(problem: Problem, schedule: Schedule) -> list[int]:
     return [s * schedule.chunks for s in worker_counts if tried is None or s * schedule.chunks in tried]
 
 
-def unevenness(problem: Problem, stages: int) -> float:
-    """Lower bound of the heaviest stage's share of the forward pass, as a ratio (>= 1) to an equal share.
+def unevenness(problem: Problem, stages: int, chunks: int = 1, *, folds: bool = False) -> float:
+    """Estimate of the heaviest worker's share of the forward pass, as a ratio (>= 1) to an equal share.
 
-    Layers of loops are not cut. Without loops operators are cut in running order, and too few of them give infinity.
+    Of one stage on each it is a lower bound. Layers of loops are not cut. Without loops operators are cut in running
+    order, and too few of them give infinity.
 
     Args:
         problem: the step.
-        stages: number of stages.
+        stages: number of stages, of which worker k of W has k, k + W, ...
+        chunks: stages on each worker.
+        folds: whether every second chunk may be dealt out backwards as well, as in a "V" of two.
     """
     graph, blocks = problem.graph, loops_over_layers(problem.graph)
+    if blocks and blocks < stages:
+        return stages / blocks
     if blocks:
-        return stages * math.ceil(blocks / stages) / blocks
-    flops = np.array([total_flops(graph, op) for op in graph.operators if phase_of(op) == "forward"])
-    heavy = flops[flops > problem.policy.enumeration.heavy_share * flops.max()] if flops.size else flops
+        heavy = np.ones(blocks)
+    else:
+        flops = np.array([total_flops(graph, op) for op in graph.operators if phase_of(op) == "forward"])
+        heavy = flops[flops > problem.policy.enumeration.heavy_share * flops.max()] if flops.size else flops
     if heavy.size < stages:
         return math.inf
     sums = np.concatenate([[0.0], np.cumsum(heavy)])
-    ends = even_ends(heavy.tolist(), stages)
-    return stages * float(np.diff(sums[[0, *ends]]).max()) / float(sums[-1])
+    runs = np.diff(sums[[0, *even_ends(heavy.tolist(), stages)]]).reshape(chunks, stages // chunks)
+    folded = np.array([row[::-1] if k % 2 else row for k, row in enumerate(runs)])
+    heaviest = min(float(r.sum(axis=0).max()) for r in ([runs, folded] if folds else [runs]))
+    return stages // chunks * heaviest / float(sums[-1])
 
 
 def may_have_stages(problem: Problem, stages: int) -> bool:

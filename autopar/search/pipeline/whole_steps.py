@@ -3,16 +3,17 @@
 A pipeline of S equal stages runs each operator on D / S devices, and each device a share 1 / S of the operators. So a
 step that takes t where D / S devices run all of it, with what computing hides, takes in m microbatches
 
-    T = c (1 + (S - 1) / v) + (m - 1) b(c, v s) + 2 v f,    c = u t / (S m)
+    T = c (1 + (S - 1) / v) + (m - 1) b(c, v s) + 2 v f + u w / S,    c = u (t - w) / (S m)
 
-where c is what a worker computes of one microbatch, s what the slowest boundary takes to send it on, b the time between
-two microbatches (`partition.between_s`), and f what all boundaries take one after the other: the first and the last
-microbatch pass all of them there and back. The heaviest stage has u times its share; v is the stages on each worker,
-whose bubble is that of 1F1B over v (Narayanan et al., 2021, section 2.2). Schedules with less of the bubble hold more
-activations: LLaMA 405B was planned a fifth slower by a third of it. So T has what they leave of it (Qi et al., 2023)
-where memory is ample: D / S devices hold all state and a microbatch, of which a stage has a share. T is an estimate
-and no bound: stages may be unequal, each has a mesh of its own, what they send may be split otherwise than its share
-for each device, and as much need not be hidden.
+where w is what of t is the update, which all stages run at once, c what a worker computes of one microbatch, s what the
+slowest boundary takes to send it on, b the time between two microbatches (`partition.between_s`), and f what all
+boundaries take one after the other: the first and the last microbatch pass all of them there and back. The heaviest
+stage has u times its share; v is the stages on each worker, whose bubble is that of 1F1B over v (Narayanan et al.,
+2021, section 2.2). Schedules with less of the bubble hold more activations: LLaMA 405B was planned a fifth slower by a
+third of it. So T has what they leave of it (Qi et al., 2023) where memory is ample: D / S devices hold all state and a
+microbatch, of which a stage has a share; and where they save more than it takes to start the program of each
+microbatch's weight gradients. T is an estimate and no bound: stages may be unequal, each has a mesh of its
+own, what they send may be split otherwise than its share for each device, and as much need not be hidden.
 """
 
 from __future__ import annotations
@@ -52,11 +53,14 @@ class EqualStages:
         stages: number of stages.
         meshes: meshes of a stage for the next relaxation: the likeliest before there is one, then that of the fastest.
         estimates: (microbatches, seconds in which a stage does its share of the step), by rising microbatches. Seconds
-            above the cutoff are the cutoff.
+            of the fewest are the cutoff where they are above it.
         uneven: ratio (>= 1) of the heaviest stage's work to an equal share.
         sends: by boundary the seconds of a message without bytes, and those of all bytes of a step in one direction.
-        is_beyond: whether the estimate in the fewest microbatches is above the cutoff.
+        beyond: least number of microbatches in which the seconds are known to be above the cutoff; infinite where none
+            is.
+        update_s: seconds of a stage's share of the update.
         bubble_left: share of the bubble of 1F1B that the schedule leaves for which memory is ample.
+        start_s: seconds that it takes to start one more program, of the weight gradients that fill the bubble.
     """
 
     stages: int
@@ -64,11 +68,13 @@ class EqualStages:
     estimates: tuple[tuple[int, float], ...] = ()
     uneven: float = 1.0
     sends: tuple[tuple[float, float], ...] = ()
-    is_beyond: bool = False
+    beyond: float = math.inf
+    update_s: float = 0.0
     bubble_left: float = 1.0
+    start_s: float = 0.0
 
     @staticmethod
-    def of(problem: Problem, stages: int, like: Sequence[int] = ()) -> EqualStages:
+    def of(problem: Problem, stages: int, like: Sequence[int] = (), update_s: float = 0.0) -> EqualStages:
         """Estimate of a number of equal stages with no number of microbatches solved yet.
 
         Args:
@@ -76,6 +82,7 @@ class EqualStages:
             stages: S, which divides the devices.
             like: sizes of the axes of a mesh of all devices on which one stage is fast; the meshes of a stage that
                 are most like it are relaxed too. Empty where there is none.
+            update_s: seconds of a stage's share of the update.
         """
         part = problem.cluster.part(0, problem.cluster.num_devices // stages)
         meshes = by_likeness(part)[: problem.policy.enumeration.ranked_meshes]
@@ -83,7 +90,18 @@ class EqualStages:
         near = sorted((m for m, d in distances.items() if d <= min(distances.values()) + 1e-9), key=lambda m: m.shape)
         uneven = unevenness(problem, stages)
         uneven = uneven if math.isfinite(uneven) else 1.0
-        return EqualStages(stages, tuple(dict.fromkeys([*meshes, *near])), uneven=uneven, sends=_sends(problem, stages))
+        meshes = list(dict.fromkeys([*meshes, *near]))
+        sends, start_s = _sends(problem, stages), problem.policy.schedules.start_s
+        return EqualStages(stages, tuple(meshes), uneven=uneven, sends=sends, update_s=update_s, start_s=start_s)
+
+    @property
+    def is_beyond(self) -> bool:
+        """Whether the seconds are above the cutoff in any number of microbatches."""
+        return bool(self.estimates) and self.beyond <= self.estimates[0][0]
+
+    def within(self, counts: Sequence[int]) -> list[int]:
+        """Numbers of microbatches in which the seconds may be below the cutoff; the first where none may."""
+        return [m for m in counts if m < self.beyond] or [counts[0]]
 
     def busy_s(self, count: int) -> float:
         """Seconds in which a stage does its share of the step in ``count`` microbatches, without the bubble."""
@@ -100,10 +118,13 @@ class EqualStages:
             uneven: ratio of the heaviest worker's work to an equal share; None for that of one stage on each worker.
         """
         times = self.uneven if uneven is None else uneven
-        each_s, messages_s = times * self.busy_s(count) / count, self._messages_s(count)
-        filled_s = each_s * (1 + self._left(count, self.bubble_left) * (self.stages - 1) / chunks)
+        each_s, messages_s = times * self._each_s(count), self._messages_s(count)
+        bubble_s = each_s * (self.stages - 1) / chunks
+        left_s = self._left(count, self.bubble_left) * bubble_s
+        filled_s = each_s + (left_s if left_s + self.start_s * chunks * count < bubble_s else bubble_s)
         between = float(between_s(each_s, chunks * max(messages_s, default=0.0)))
-        return filled_s + 2 * chunks * sum(messages_s) + (count - 1) * between
+        own_s = times * min(self.update_s, self.busy_s(count))
+        return filled_s + 2 * chunks * sum(messages_s) + (count - 1) * between + own_s
 
     def least_s(self, possible: Sequence[int], bubble_left: float) -> float:
         """Seconds in the best of some numbers of microbatches, with what weight gradients leave of the bubble of 1F1B.
@@ -116,12 +137,16 @@ class EqualStages:
         return min(self._least_s(count, bubble_left) for count in possible)
 
     def _least_s(self, count: int, bubble_left: float) -> float:
-        messages_s, fill_s = self._messages_s(count), (self.stages - 1) * self.busy_s(count) / count
+        messages_s, fill_s = self._messages_s(count), (self.stages - 1) * self._each_s(count)
         # Plans with two stages on each of as many workers come with those that have one.
         chunks_tried = (1, 2) if count > 1 else (1,)
         bubble_s = min(fill_s / chunks + 2 * chunks * sum(messages_s) for chunks in chunks_tried)
         bubble_s *= self._left(count, bubble_left)
         return max(self.busy_s(count), count * max(messages_s, default=0.0)) + bubble_s
+
+    def _each_s(self, count: int) -> float:
+        """Seconds of one microbatch on an equal stage."""
+        return max(0.0, self.busy_s(count) - self.update_s) / count
 
     def _left(self, count: int, bubble_left: float) -> float:
         """Share of the bubble of 1F1B that is left in ``count`` microbatches, of that with one for each stage."""
@@ -148,7 +173,8 @@ def equal_stages(
 ) -> EqualStages | None:
     """Estimates of a number of equal stages, with a further relaxation in ``count`` microbatches.
 
-    None where the step cannot be cut so. One stage keeps the memory limit; what a stage of several holds, its layers
+    None where the step cannot be cut so. In more microbatches than before nothing but that is kept which is below the
+    cutoff. One stage keeps the memory limit; what a stage of several holds, its layers
     say, which are not known here.
 
     Args:
@@ -177,11 +203,13 @@ def equal_stages(
         seconds = meshes.step_s(sharding_problem, relaxed) / stages
         if seconds < fastest_s:
             fastest_s, fastest, ample = seconds, mesh, fits
-    estimates = (*known.estimates, (count, min(fastest_s, cutoff_s)))
-    is_beyond = known.is_beyond if known.estimates else fastest_s == math.inf
+    if fastest_s == math.inf:
+        estimates = known.estimates or ((count, cutoff_s),)
+        return replace(known, estimates=estimates, beyond=min(count, known.beyond))
+    estimates = (*known.estimates, (count, fastest_s))
     fills = ample and problem.job.schedule == "auto" and trains(problem)
     left = problem.policy.schedules.bubble_left if fills else 1.0
-    return replace(known, meshes=(fastest,), estimates=estimates, is_beyond=is_beyond, bubble_left=left)
+    return replace(known, meshes=(fastest,), estimates=estimates, bubble_left=left)
 
 
 def counts_that_may_fit(problem: Problem, step: StepSource, counts: Sequence[int]) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -21,8 +22,8 @@ MESH = LogicalMesh((("x", 2),), ())
 LEFT = SearchPolicy().schedules.bubble_left
 
 
-def _equal_stages(stages: int, *estimates: tuple[int, float], is_beyond: bool = False) -> EqualStages:
-    return EqualStages(stages, (MESH,), estimates, is_beyond=is_beyond)
+def _equal_stages(stages: int, *estimates: tuple[int, float]) -> EqualStages:
+    return EqualStages(stages, (MESH,), estimates)
 
 
 @pytest.mark.parametrize("v", [0.0, 0.01, 0.1])
@@ -96,6 +97,10 @@ def test_a_relaxation_that_takes_too_long_says_so_and_counts_as_what_is_of_use()
     assert limited is not None and limited.bubble_left == 1.0
     both = equal_stages(problem, step, found, 4, 1e9)
     assert both is not None and [m for m, _ in both.estimates] == [1, 4] and both.meshes == found.meshes
+    assert both.beyond == math.inf and both.within(COUNTS) == list(COUNTS)
+    longer = equal_stages(problem, step, found, 16, 0.79 * found.busy_s(1))
+    assert longer is not None and longer.estimates == found.estimates, "seconds of the cutoff are no estimate"
+    assert not longer.is_beyond and longer.bubble_left == LEFT and longer.within(COUNTS) == [1, 2, 4, 8]
     assert equal_stages(problem, step, two, 3, 1e9) is None, "64 examples are not three equal parts"
 
 
@@ -108,3 +113,12 @@ def test_meshes_of_a_stage_that_are_like_the_mesh_of_one_stage_are_relaxed_too()
     likeliest, more = (EqualStages.of(problem, 2, like).meshes for like in ((), (16, 32)))
     assert [m.shape for m in more[len(likeliest) :]] == [(8, 32), (16, 16)][-len(more) + len(likeliest) :]
     assert set(likeliest) < set(more)
+
+
+def test_stages_update_at_once_and_fill_no_bubble_that_costs_more_to_fill() -> None:
+    equal = EqualStages(5, (MESH,), ((8, 1.0),), update_s=0.2)
+    assert equal.step_s(8) == pytest.approx(0.2 + 0.8 * 1.5)
+    filled = replace(equal, bubble_left=LEFT)
+    assert filled.step_s(8) == pytest.approx(0.2 + 0.8 * (1 + LEFT * 0.5))
+    assert replace(filled, start_s=0.03).step_s(8) == filled.step_s(8), "8 programs take 0.24 to start, they save 0.27"
+    assert replace(filled, start_s=0.04).step_s(8) == equal.step_s(8)

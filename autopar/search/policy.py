@@ -167,8 +167,8 @@ class EffortPolicy:
             another form, with updates in the backward loop, takes 4.4% less.
         whole_step: of a whole step on the devices of one stage. In 15 regions of drawn problems (`benchmarks drawn` has
             the ratios of each run) plans took 0.89 to 2.1 times as long, the median 1.12; eight with two stages on each
-            worker 1.00 to 1.29 times, the median 1.07. In one search such ratios were 0.87 and 1.34: a spread of 0.2 lost
-            a third of that step, with 0.35 others take half as much work again for the same plan.
+            worker 1.00 to 1.29 times, the median 1.07. In one search such ratios were 0.87 and 1.34: a spread of 0.2
+            lost a third of that step, with 0.35 others take half as much work again for the same plan.
     """
 
     gap: float = 0.01

@@ -232,8 +232,9 @@ class StageRegions(StepProblem):
             return
         most = policy.enumeration.most_ranked_per_stage * stages
         some = [m for m in possible if m <= most] or [min(possible)]
-        # What unequal stages take longer than equal ones says nothing of equal ones, which say something of them.
-        name, like = (WHOLE_STEP, "") if equal.stages == stages else (_UNEQUAL, WHOLE_STEP)
+        # What unequal stages take longer than equal ones says nothing of equal ones, which say something of them; what
+        # equal ones take longer, which may wait for each other, says nothing of two on each worker.
+        name, like = (WHOLE_STEP, _INTERLEAVED) if equal.stages == stages else (_UNEQUAL, WHOLE_STEP)
         relaxation = Relaxation(name, policy.effort.whole_step, like)
         ranked = sorted(some, key=lambda m: (equal.step_s(m), m))
         if not is_large(self.problem):

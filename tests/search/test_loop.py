@@ -211,3 +211,11 @@ def test_other_plans_of_several_stages_are_kept_for_the_record() -> None:
 
 def test_nothing_is_known_of_an_empty_search() -> None:
     assert Known().best_s == math.inf and Known().ratio(BOUND) == 0.0
+
+
+def test_a_relaxation_has_the_ratio_of_another_until_it_has_its_own() -> None:
+    policy = RelaxationPolicy(1.0, 0.1)
+    known = Known(ratios={"a": 1.5, "b": 1.2})
+    assert known.ratio(Relaxation("a", policy, "b")) == 1.5
+    assert known.ratio(Relaxation("c", policy, "b")) == 1.2
+    assert known.ratio(Relaxation("c", policy)) == 0.0

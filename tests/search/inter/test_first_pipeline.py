@@ -83,7 +83,7 @@ def test_relaxations_say_which_candidate_is_planned_exactly(offered, monkeypatch
 
     def note(self, *some):
         add(self, *some)
-        made[:] = self.plans
+        made[:] = self.plans or made  # regions that are closed by a sketch of fewer have none
 
     monkeypatch.setattr(Sketches, "add", note)
     plan = planned(LARGE, devices=8, nodes=4, memory=400_000, schedule="1f1b")

@@ -64,10 +64,10 @@ def test_two_stages_on_each_worker_are_planned_or_said_to_be_no_faster():
     plan = _plan(toy(1e7, between=3e5), stages="auto", count=4)
     rows = [row for row in plan.search.trail if row.how == "two stages on each worker"]
     assert {row.stages for row in rows} == {((4, 4),), ((8, 8),)}
-    for row in rows:
-        stages = row.stages[0][0]
+    assert {row.outcome for row in rows} <= {"planned", "bounded"}
+    for stages in (4, 8):
         asked = [_plan(toy(1e7, between=3e5), name, stages=stages, count=4) for name in ("zb-v", "interleaved")]
-        assert row.outcome == "bounded" and plan.step_time <= min(p.step_time for p in asked)
+        assert plan.step_time <= min(p.step_time for p in asked)
     assert [c.note for c in plan.search.considered].count("chosen") == 1
 
 

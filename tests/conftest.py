@@ -128,7 +128,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before ``-m`` is looked at
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks as slow what `tests.few` leaves out of functions with the marker ``few``."""
+    """Refuses ids that differ by process; marks as slow what `tests.few` leaves out of functions with ``few``."""
+    if addresses := [item.nodeid for item in items if " at 0x" in item.nodeid]:
+        raise pytest.UsageError(f"ids of tests with an address, which differs by process: {', '.join(addresses)}")
     families: dict[str, list[pytest.Function]] = {}
     for item in items:
         if isinstance(item, pytest.Function) and item.get_closest_marker("few") is not None:

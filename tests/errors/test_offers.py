@@ -139,7 +139,7 @@ def test_a_complete_solver_of_another_package(monkeypatch):
         ("none", lambda: None, r"cannot be called with \(problem\)"),
         ("two", lambda problem, other: None, r"cannot be called with \(problem\)"),
     ],
-    ids=str,
+    ids=["three", "a number for a name", "no name", "none", "two"],
 )
 def test_a_strategy_that_cannot_be_one(name, strategy, words):
     with pytest.raises(AutoparError, match=words) as caught:
@@ -210,7 +210,7 @@ class ReturnsNothing(Schedule):
         (NoSchedule, "the class NoSchedule, no subclass of Schedule"),
         (WithoutTable, "the class WithoutTable, has no table"),
     ],
-    ids=str,
+    ids=["3", "no schedule", "without a table"],
 )
 def test_a_schedule_that_cannot_be_registered(factory, words):
     with pytest.raises(ScheduleError, match=words) as caught:
@@ -225,7 +225,7 @@ def test_a_schedule_that_cannot_be_registered(factory, words):
         (TableOfNothing, r"table of schedule 'mine' cannot be called with \(num_stages, num_microbatches\)"),
         (lambda: 3, "returned 3, not a Schedule"),
     ],
-    ids=str,
+    ids=["chunks", "table", "3"],
 )
 def test_a_schedule_that_lacks_something(factory, words):
     schedules.register("mine")(factory)

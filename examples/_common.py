@@ -9,7 +9,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from numbers import Integral, Real
+from types import NoneType
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_args, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +24,9 @@ Tree: TypeAlias = Any
 """A pytree that ``jax.jit`` takes: nested dicts, tuples and arrays."""
 TrainStep: TypeAlias = Callable[[Tree, Tree], tuple[Tree, dict[str, jax.Array]]]
 """``(state, batch) -> (state, metrics)``; metrics holds at least ``"loss"``."""
+
+#: Types of fields whose values are checked.
+_PLAIN = {bool, int, float, str, NoneType}
 
 
 def resolve(presets: Mapping[str, ConfigT], preset: str, overrides: Mapping[str, Any]) -> ConfigT:
@@ -47,16 +52,19 @@ def resolve(presets: Mapping[str, ConfigT], preset: str, overrides: Mapping[str,
     values = dict(overrides)
     if "dtype" in values:
         values["dtype"] = jnp.dtype(values["dtype"]).name
+    hints = get_type_hints(type(config))
     for name, value in values.items():
-        _check_kind(name, value, getattr(config, name))
+        _check_kind(name, value, getattr(config, name), hints[name])
     return dataclasses.replace(config, **values)
 
 
-def _check_kind(name: str, value: Any, usual: Any) -> None:
-    """Raises TypeError unless ``value`` is of the type of the ``usual`` value of a field; counts are not negative."""
-    kinds: Any = {bool: bool, int: int, float: (int, float), str: str}.get(type(usual), object)
-    fits = isinstance(value, kinds) and (kinds is object or isinstance(value, bool) == isinstance(usual, bool))
-    if not fits or (kinds is int and value < 0):
+def _check_kind(name: str, value: Any, usual: Any, hint: Any) -> None:
+    """Raises TypeError unless ``value`` is of the type ``hint`` of a field; counts are not negative."""
+    kinds, kind = get_args(hint) or (hint,), type(value)
+    if kind is not bool and isinstance(value, Real):
+        kind = int if isinstance(value, Integral) else float
+    fits = kind in kinds or (kind is int and float in kinds) or not _PLAIN.issuperset(kinds)
+    if not fits or (kind is int and value < 0):
         raise TypeError(f"{name}={value!r} is no value of {name}, which is {usual!r} in this preset")
 
 

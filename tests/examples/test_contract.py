@@ -237,3 +237,20 @@ def test_command_line_refuses_bad_overrides(argument: str, capsys: pytest.Captur
         main(mlp.build, mlp.PRESETS, ["--set", argument])
     assert stop.value.code == 2
     assert "error:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("field", "right", "wrong"),
+    [
+        ("layers", (3, np.int64(3)), (None, "abc", 1e3, True, -1)),
+        ("clip", (None, 2, 0.5, np.float32(0.5)), ("a", True)),
+        ("kv_heads", (None, 2), (-1, 0.5)),
+        ("scan", (True,), (1, "yes", None)),
+    ],
+)
+def test_overrides_have_the_type_of_their_field(field: str, right: tuple[Any, ...], wrong: tuple[Any, ...]) -> None:
+    for value in right:
+        gpt.build(abstract=True, **{field: value})
+    for value in wrong:
+        with pytest.raises(TypeError, match=f"{field}=.* is no value of {field}"):
+            gpt.build(abstract=True, **{field: value})

@@ -292,13 +292,17 @@ class StageRegions(StepProblem):
     def _interleaved(self, equal: EqualStages, count: int, chunks: int) -> OpenRegion:
         """``chunks`` stages on each of as many workers as there are equal stages."""
         workers = equal.stages
-        seconds = equal.step_s(count, chunks, unevenness(self.problem, workers * chunks, chunks))
+        uneven = unevenness(self.problem, workers * chunks, chunks)
+        least_s, expected_s = (
+            replace(equal, start_s=0.0).step_s(count, chunks, uneven),
+            equal.step_s(count, chunks, uneven),
+        )
         schedule = get("interleaved", chunks=chunks)
         job = replace(self.problem.job, num_stages=workers * chunks, schedule=schedule)
         asked = replace(self, problem=replace(self.problem, job=job))
         relaxation = Relaxation(_INTERLEAVED, self.problem.policy.effort.whole_step)
         region = asked._stages(None, count)  # as many as its job says
-        return replace(region, relaxation=relaxation, least_s=seconds, expected_s=seconds)
+        return replace(region, relaxation=relaxation, least_s=least_s, expected_s=expected_s)
 
     def _stages(self, stages: int | None, count: int | None = None, first_count: int = 0) -> OpenRegion:
         """Pipelines with a number of stages and of microbatches; None for what the problem says.

@@ -230,13 +230,11 @@ class StageRegions(StepProblem):
         equal, possible = min(some_equal, key=lambda some: (some[0].least_s(some[1], left), some[0].stages))
         if equal.is_beyond:
             return
-        most = policy.enumeration.most_ranked_per_stage * stages
-        some = [m for m in possible if m <= most] or [min(possible)]
         # What unequal stages take longer than equal ones says nothing of equal ones, which say something of them; what
         # equal ones take longer, which may wait for each other, says nothing of two on each worker.
         name, like = (WHOLE_STEP, _INTERLEAVED) if equal.stages == stages else (_UNEQUAL, WHOLE_STEP)
         relaxation = Relaxation(name, policy.effort.whole_step, like)
-        ranked = sorted(some, key=lambda m: (equal.step_s(m), m))
+        ranked = sorted(self._ranked_counts(possible, stages), key=lambda m: (equal.step_s(m), m))
         if not is_large(self.problem):
             least_s = equal.least_s(possible, left)
             expected_s = equal.step_s(ranked[0])
@@ -259,13 +257,10 @@ class StageRegions(StepProblem):
     def _two_planned_next(self, workers: _Workers) -> Iterator[OpenRegion]:
         """The region of two stages on each of so many workers, in the microbatches in which they are the fastest."""
         stages, equal = workers.number, workers.estimates[workers.number]
-        uneven = unevenness(self.problem, 2 * stages, 2, folds=True)
         if equal.is_beyond:
             return
-        most = self.problem.policy.enumeration.most_ranked_per_stage * stages
-        possible = equal.within(self.possible_counts)
-        some = [m for m in possible if m <= most] or possible[:1]
-        expected_s, count = min((equal.step_s(m, 2, uneven), m) for m in some)
+        uneven, possible = unevenness(self.problem, 2 * stages, 2, folds=True), equal.within(self.possible_counts)
+        expected_s, count = min((equal.step_s(m, 2, uneven), m) for m in self._ranked_counts(possible, stages))
         least_s = equal.least_s(possible, self.problem.policy.schedules.bubble_left)
         relaxation = Relaxation(_INTERLEAVED, self.problem.policy.effort.whole_step)
         region = self._two_a_worker(stages, count)
@@ -293,10 +288,8 @@ class StageRegions(StepProblem):
         """``chunks`` stages on each of as many workers as there are equal stages."""
         workers = equal.stages
         uneven = unevenness(self.problem, workers * chunks, chunks)
-        least_s, expected_s = (
-            replace(equal, start_s=0.0).step_s(count, chunks, uneven),
-            equal.step_s(count, chunks, uneven),
-        )
+        least_s = replace(equal, start_s=0.0).step_s(count, chunks, uneven)
+        expected_s = equal.step_s(count, chunks, uneven)
         schedule = get("interleaved", chunks=chunks)
         job = replace(self.problem.job, num_stages=workers * chunks, schedule=schedule)
         asked = replace(self, problem=replace(self.problem, job=job))
@@ -364,6 +357,11 @@ class StageRegions(StepProblem):
     def _count_for(self, stages: int, per_stage: int) -> int:
         """The most microbatches that may be taken up to so many a stage; the fewest where all are more."""
         return max((n for n in self.possible_counts if n <= per_stage * stages), default=min(self.possible_counts))
+
+    def _ranked_counts(self, possible: Sequence[int], stages: int) -> list[int]:
+        """Numbers of microbatches of so many stages that are ranked; the fewest where all are more."""
+        most = self.problem.policy.enumeration.most_ranked_per_stage * stages
+        return [m for m in possible if m <= most] or [min(possible)]
 
     def without_overlap(self) -> Outcome | None:
         """Why stages cannot be faster than one: they never run at once, or the caller waits for each step."""

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.search.intra.collective_matmul import timed_collectives
-from autopar.search.intra.collectives import PricedCollective, Thresholds, collectives
+from autopar.search.intra.collectives import PricedCollective, collectives
 from autopar.search.intra.extract import Sharding, copy_layouts, extract, value_layouts
 from autopar.search.intra.overlap import RegionSchedule, producers_of, region_of, schedules
 from autopar.search.intra.sharding_problem import ShardingProblem, ValueDraft
@@ -201,15 +201,11 @@ def _sent(problem: Problem, sharding_problem: ShardingProblem, choice: Sequence[
 
 
 def _timed(
-    problem: Problem,
-    sharding_problem: ShardingProblem,
-    solution: Solution,
-    lower_bound: float,
-    thresholds: Thresholds | None = None,
+    problem: Problem, sharding_problem: ShardingProblem, solution: Solution, lower_bound: float
 ) -> TimedSolution:
     """An answer to other costs, with the sum of all seconds, which has a bound."""
     summed = replace(solution, objective=objective(sharding_problem.problem, solution.choice), lower_bound=lower_bound)
-    return TimedSolution(summed, extract(problem, sharding_problem, solution.choice, thresholds))
+    return TimedSolution(summed, extract(problem, sharding_problem, solution.choice))
 
 
 def with_shared_examples(

@@ -81,7 +81,8 @@ def _best(
     """`pipeline`, with a pool of workers."""
     clock, job = Clock(), problem.job
     with clock.phase("slice"):
-        slicings = all_slicings(problem, source) if job.shared_stages is None else None
+        enumerates = job.shared_stages is None and problem.subproblem.stages_per_worker == 1
+        slicings = all_slicings(problem, source) if enumerates else None
     step = CuttableStep(problem, source, intra, pool)
     search = PipelineSearch(step, clock)
     trials: Trials[PipelineTrial, Plan] = Trials(search.attempt)
@@ -91,7 +92,7 @@ def _best(
             map(PipelineTrial, shared_candidates(problem, source, job.shared_stages)), ends=lambda _: True
         )
     elif problem.subproblem.stages_per_worker > 1:
-        plans = _of_two_stages_per_worker(search, trials, source)
+        plans = _of_two_stages_per_worker(search, trials)
     elif slicings is not None:
         cutoff_s = problem.subproblem.cutoff_s
         for slicing in slicings:
@@ -265,11 +266,9 @@ def may_run_in_worker(problem: Problem, intra: Callable[[Problem], Plan | Bounde
     return importable and type(problem.cost_model) is CostModel and problem.reporting.progress is None
 
 
-def _of_two_stages_per_worker(
-    search: PipelineSearch, trials: Trials[PipelineTrial, Plan], source: StageSource
-) -> list[Plan]:
+def _of_two_stages_per_worker(search: PipelineSearch, trials: Trials[PipelineTrial, Plan]) -> list[Plan]:
     """Plans with two stages on each worker; of a step that is not small the fastest by sketches is planned exactly."""
-    problem, some = search.problem, list(_with_two_stages_per_worker(search.problem, source))
+    problem, some = search.problem, list(_with_two_stages_per_worker(search.problem, search.step.source))
     if is_small(problem) or not some:
         of_some = (PipelineTrial(candidate, is_optional=True) for candidate in some)
         return trials.run(of_some, seconds=seconds_of, cutoff_s=problem.subproblem.cutoff_s)

@@ -28,6 +28,7 @@ from autopar.search.intra.fusion import has_backward
 from autopar.search.intra.host import add_host_seconds, offloading
 from autopar.search.intra.memory import usages
 from autopar.search.intra.sharding_problem import Array, ShardingProblem
+from autopar.search.intra.space import SpaceSplits
 from autopar.search.intra.walk import GraphKernels, GraphWalk
 from autopar.search.problem import Problem
 from autopar.solver import ChoiceProblem, Edge, Node
@@ -49,7 +50,8 @@ def build(problem: Problem, mesh: LogicalMesh, *, split_phases: bool = False) ->
     constraints = {c.value: c for c in problem.job.constraints}
     offered = offloading(problem)
     split = split_phases or problem.subproblem.separate_programs
-    b = Builder(mesh, problem.cost_model, tables_of(problem, mesh), split, offered, problem.job.donated)
+    space = SpaceSplits.of(mesh, graph, constraints.values())
+    b = Builder(mesh, problem.cost_model, tables_of(problem, mesh), split, offered, problem.job.donated, space)
     readers = Counter(o for op in graph.operators for o in set(op.reads))
     sliced = {o for op in graph.operators if op.primitive == "scan" for o in op.reads}
     replaced = {o.updates for o in graph.outputs}

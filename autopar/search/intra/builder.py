@@ -32,6 +32,7 @@ from autopar.search.intra.sharding_problem import (
     Use,
     ValueDraft,
 )
+from autopar.search.intra.space import SpaceSplits
 from autopar.search.problem import Problem
 from autopar.sharding import Strategy
 
@@ -128,6 +129,7 @@ class Builder:
         split_phases: whether forward and backward make their own copies of a value.
         offered: what may lie in host memory.
         donated: inputs whose buffers the step may reuse.
+        space: splits of space that constraints name; None without such.
 
     ``time`` is that of the operator at hand, each operator being a step of time; ``phase`` is its part of the train
     step.
@@ -141,8 +143,10 @@ class Builder:
         split_phases: bool,
         offered: Offloading = NOTHING,
         donated: Collection[str] = (),
+        space: SpaceSplits | None = None,
     ) -> None:
         self.mesh = mesh
+        self.space = space or SpaceSplits(mesh)
         self.cost = cost
         self.split_phases = split_phases
         self.tables = tables

@@ -92,6 +92,8 @@ class RegionDraft:
         node, kinds = layouts or b.free_layouts(inner, type)
         outer = tuple(k.stack() for k in kinds) if stacked else kinds
         source = b.values[self.prefix + operand] if isinstance(operand, str) else None
+        if source is not None:
+            b.space.same(source.key, inner, first=-1 if stacked else 0)
         if inner not in b.values:
             nested = not self.prefix and not stacked and operand in b.offered.nested
             value = b.value(
@@ -131,11 +133,12 @@ class RegionDraft:
         node, kinds = self.b.free_layouts(inner, TensorType(type.shape[1:], type.dtype))
         return node, tuple(k.stack() for k in kinds)
 
-    def leave(self, region: Graph, at: int, prefix: str, port: Port, weight: float) -> None:
+    def leave(self, region: Graph, at: int, prefix: str, port: Port, weight: float, *, stacked: bool = False) -> None:
         """The region's output number ``at`` ends in the layouts of ``port``; ``prefix`` is that of the region."""
         operand = region.outputs[at].operand
         if isinstance(operand, str):
             source = self.b.values[prefix + operand]
+            self.b.space.same(source.key, self.prefix + self.op.results[at].name, first=int(stacked))
             if source.node is not None:
                 taken = Use(port[0], tuple(port[1]), weight, self.b.time, self.id, self.b.phase)
                 self.b.use(source.key, taken)
@@ -220,7 +223,7 @@ def scan(region: RegionDraft, walk: WalkGraph, graph: Graph) -> None:
             else:
                 node, kinds = b.free_layouts(name, type, partial=is_summable(type))
             outer = tuple(k.stack() for k in kinds)
-        region.leave(body, j, inner, (node, kinds), region.inner_weight)
+        region.leave(body, j, inner, (node, kinds), region.inner_weight, stacked=j >= carries)
         rows = consts + j in in_rows and j < carries
         written = j in replaces and prefix + str(op.operands[replaces[j]]) in b.donated
         written |= j < carries and str(op.operands[kept.get(consts + j, 0)]) in b.donated and consts + j in kept

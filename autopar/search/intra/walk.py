@@ -153,6 +153,7 @@ class GraphWalk:
                 key, result.type, source.node, source.layouts, weight,
                 zero=source.zero, alias=True, wire=wire, source=source.source if wire else "",
             )  # fmt: skip
+            b.space.same(source.key, key)
             if source.node is not None:
                 taken = Use(source.node, tuple(source.layouts), weight, b.time, prefix + op.id, b.phase)
                 b.use(source.key, taken)
@@ -173,6 +174,7 @@ class GraphWalk:
         options, constraint = asked(op, self._with_scalar_sums(op, sources, options), b.mesh)
         if constraint:
             b.notes[constraint] = None
+        options = b.space.kept(op, around.prefix, options)
         followed = None if constraint else self._followed(op, sources, options, around)
         if followed is not None:
             options = followed[1]

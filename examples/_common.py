@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_args, get_type_hi
 import jax
 import jax.numpy as jnp
 
+from . import _kernels
+
 if TYPE_CHECKING:
     import optax
 
@@ -143,13 +145,14 @@ def token_loss(logits: jax.Array, labels: jax.Array, mask: jax.Array | None = No
     return jnp.sum(losses * weights) / jnp.sum(weights)
 
 
-def causal_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+def causal_attention(q: jax.Array, k: jax.Array, v: jax.Array, *, by_hand: bool = False) -> jax.Array:
     """Causal softmax attention with grouped key and value heads.
 
     Args:
         q: ``[batch, seq, heads, head_dim]``.
         k: ``[batch, seq, kv_heads, head_dim]``; ``kv_heads`` divides ``heads``.
         v: As ``k``.
+        by_hand: Differentiate the softmax as kernels do that are written by hand (``_kernels``).
 
     Returns:
         ``[batch, seq, heads, head_dim]`` in the dtype of ``q``. The softmax is in float32 or wider.
@@ -157,12 +160,13 @@ def causal_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     batch, seq, heads, head_dim = q.shape
     kv_heads = k.shape[2]
     visible = jnp.tril(jnp.ones((seq, seq), dtype=bool))
+    softmax = _kernels.masked_softmax if by_hand else _masked_softmax
     if kv_heads == heads:
         scores = jnp.einsum("bqhd,bshd->bhqs", q, k)
-        return jnp.einsum("bhqs,bshd->bqhd", _masked_softmax(scores, visible, head_dim), v)
+        return jnp.einsum("bhqs,bshd->bqhd", softmax(scores, visible, head_dim), v)
     grouped = q.reshape(batch, seq, kv_heads, heads // kv_heads, head_dim)
     scores = jnp.einsum("bqkgd,bskd->bkgqs", grouped, k)
-    out = jnp.einsum("bkgqs,bskd->bqkgd", _masked_softmax(scores, visible, head_dim), v)
+    out = jnp.einsum("bkgqs,bskd->bqkgd", softmax(scores, visible, head_dim), v)
     return out.reshape(batch, seq, heads, head_dim)
 
 

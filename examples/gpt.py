@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from . import _kernels
 from ._common import (
     TrainStep,
     Tree,
@@ -54,6 +55,7 @@ class Config:
         scan: Stack the parameters of all blocks and loop over them with ``jax.lax.scan``.
         remat: Recompute each block in the backward pass (``jax.checkpoint``).
         remat_attention: Recompute attention between its projections ("selective" of Korthikanti et al., 2022).
+        by_hand: Differentiate norms, softmax and GELU as kernels do that are written by hand (``_kernels``).
         masked: Add a ``"mask"`` of token weights to the batch and take the mean over those tokens.
         clip: Largest global norm of the gradients; None does not clip.
         learning_rate: Of AdamW.
@@ -75,6 +77,7 @@ class Config:
     scan: bool = False
     remat: bool = False
     remat_attention: bool = False
+    by_hand: bool = False
     masked: bool = False
     clip: float | None = 1.0
     learning_rate: float = 1e-3
@@ -114,6 +117,12 @@ def _dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
     return jnp.where(keep, x / (1.0 - rate), jnp.zeros_like(x))
 
 
+def _normed(norm: nnx.LayerNorm, x: jax.Array, *, by_hand: bool) -> jax.Array:
+    if not by_hand:
+        return norm(x)
+    return _kernels.norm(x, norm.scale[...], norm.bias[...], norm.epsilon)
+
+
 class Block(nnx.Module):
     """A pre-norm transformer block: causal attention, then a feed-forward block, each with a residual.
 
@@ -128,7 +137,10 @@ class Block(nnx.Module):
         self.kv_heads = config.kv_heads or config.heads
         self.head_dim = config.hidden // config.heads
         self.rate = config.dropout
-        self.attention = jax.checkpoint(causal_attention) if config.remat_attention else causal_attention
+        attention = functools.partial(causal_attention, by_hand=config.by_hand)
+        self.attention = jax.checkpoint(attention) if config.remat_attention else attention
+        self.gelu = _kernels.gelu if config.by_hand else jax.nn.gelu
+        self.normed = functools.partial(_normed, by_hand=config.by_hand)
         ffn = config.ffn or 4 * config.hidden
         norm = functools.partial(
             nnx.LayerNorm, dtype=compute, param_dtype=param_dtype, use_fast_variance=False, rngs=rngs
@@ -151,11 +163,11 @@ class Block(nnx.Module):
     def __call__(self, x: jax.Array, rng: jax.Array | None) -> jax.Array:
         """The block's output, like ``x`` ``[batch, seq, hidden]``; ``rng`` None is no dropout."""
         keys = (None, None) if rng is None else tuple(jax.random.split(rng))
-        y = self.norm1(x)
+        y = self.normed(self.norm1, x)
         split = (*x.shape[:2], -1, self.head_dim)
         mixed = self.attention(self.query(y).reshape(split), self.key(y).reshape(split), self.value(y).reshape(split))
         x = x + _dropout(self.out(mixed.reshape(x.shape)), self.rate, keys[0])
-        y = jax.nn.gelu(self.up(self.norm2(x)))
+        y = self.gelu(self.up(self.normed(self.norm2, x)))
         return x + _dropout(self.down(y), self.rate, keys[1])
 
 
@@ -178,6 +190,7 @@ class Ends(nnx.Module):
         self.norm = nnx.LayerNorm(
             config.hidden, dtype=compute, param_dtype=param_dtype, use_fast_variance=False, rngs=rngs
         )
+        self.normed = functools.partial(_normed, by_hand=config.by_hand)
         linear = functools.partial(
             nnx.Linear, use_bias=False, kernel_init=init, dtype=compute, param_dtype=param_dtype, rngs=rngs
         )
@@ -189,7 +202,7 @@ class Ends(nnx.Module):
 
     def logits(self, x: jax.Array) -> jax.Array:
         """``[batch, seq, hidden]`` to logits ``[batch, seq, vocab]``."""
-        x = self.norm(x)
+        x = self.normed(self.norm, x)
         return self.tokens.attend(x) if self.head is None else self.head(x)
 
 

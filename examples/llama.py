@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from . import _kernels
 from ._common import (
     TrainStep,
     Tree,
@@ -49,6 +50,8 @@ class Config:
         dtype: Dtype of the computation.
         unroll: Loop over the layers in Python instead of ``jax.lax.scan``.
         remat: Recompute each layer in the backward pass (``jax.checkpoint``).
+        by_hand: Differentiate norms, softmax and SwiGLU as kernels do that are written by hand (``_kernels``).
+        eight_bits: Products of layers take operands in 8 bits, without scales (``_kernels.product_in_8_bits``).
         rope_theta: Base of the rotary frequencies.
         learning_rate: Of Adam.
         seed: Seed of the parameters and of the data.
@@ -65,6 +68,8 @@ class Config:
     dtype: str = "float32"
     unroll: bool = False
     remat: bool = True
+    by_hand: bool = False
+    eight_bits: bool = False
     rope_theta: float = 500_000.0
     learning_rate: float = 1e-3
     seed: int = 0
@@ -106,6 +111,11 @@ def rms_norm(x: jax.Array, scale: jax.Array) -> jax.Array:
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + 1e-5)
     return (wide * scale).astype(x.dtype)
+
+
+def rms_norm_by_hand(x: jax.Array, scale: jax.Array) -> jax.Array:
+    """`rms_norm` with the gradient of a kernel that is written by hand."""
+    return _kernels.norm(x, scale, None, 1e-5)
 
 
 def rotate(x: jax.Array, theta: float) -> jax.Array:
@@ -163,16 +173,20 @@ def apply(config: Config, params: Tree, tokens: jax.Array) -> jax.Array:
     """
     _, compute = dtypes(config.dtype)
     head_dim = config.hidden // config.heads
+    norm = rms_norm_by_hand if config.by_hand else rms_norm
+    product = _kernels.product_in_8_bits if config.eight_bits else jnp.matmul
+    swiglu = _kernels.swiglu if config.by_hand else lambda gate, up: jax.nn.silu(gate) * up
 
     def layer(x: jax.Array, weights: dict[str, jax.Array]) -> jax.Array:
         w = {name: value.astype(compute) for name, value in weights.items()}
         split = (*x.shape[:2], -1, head_dim)
-        y = rms_norm(x, w["norm1"])
-        q = rotate((y @ w["wq"]).reshape(split), config.rope_theta)
-        k = rotate((y @ w["wk"]).reshape(split), config.rope_theta)
-        x = x + causal_attention(q, k, (y @ w["wv"]).reshape(split)).reshape(x.shape) @ w["wo"]
-        y = rms_norm(x, w["norm2"])
-        return x + (jax.nn.silu(y @ w["gate"]) * (y @ w["up"])) @ w["down"]
+        y = norm(x, w["norm1"])
+        q = rotate(product(y, w["wq"]).reshape(split), config.rope_theta)
+        k = rotate(product(y, w["wk"]).reshape(split), config.rope_theta)
+        mixed = causal_attention(q, k, product(y, w["wv"]).reshape(split), by_hand=config.by_hand)
+        x = x + product(mixed.reshape(x.shape), w["wo"])
+        y = norm(x, w["norm2"])
+        return x + product(swiglu(product(y, w["gate"]), product(y, w["up"])), w["down"])
 
     body = jax.checkpoint(layer) if config.remat else layer
     x = params["embed"].astype(compute)[tokens]
@@ -181,7 +195,7 @@ def apply(config: Config, params: Tree, tokens: jax.Array) -> jax.Array:
             x = body(x, {name: stack[index] for name, stack in params["layers"].items()})
     else:
         x, _ = jax.lax.scan(lambda carry, weights: (body(carry, weights), None), x, params["layers"])
-    logits: jax.Array = rms_norm(x, params["norm"]) @ params["head"].astype(compute)
+    logits: jax.Array = norm(x, params["norm"]) @ params["head"].astype(compute)
     return logits
 
 

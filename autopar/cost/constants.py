@@ -87,7 +87,7 @@ class Stack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         dp_overlap: fraction of gradient and parameter collectives that compute may hide.
         combine_bytes: gradients are sent together up to so many bytes; 0 sends each alone.
         gather_bytes: the same of parameters that are gathered where they are used (ZeRO-3).
-        pp_overlap: fraction of the sends between stages that compute hides.
+        pp_overlap: fraction of the sends between stages that compute hides; the sender awaits the rest.
         scatter_sends: devices of a tensor-parallel group each send a part of what goes to the next stage
             (SC21, section 4.1).
         fused_loss: the loss keeps no copy of the logits in f32.

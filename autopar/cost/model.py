@@ -153,6 +153,11 @@ class CostModel:
         return self.knows_kernels and self.stack.asynchronous
 
     @property
+    def awaited_share(self) -> float:
+        """Share of a send between stages that its sender awaits: the stack's, on devices whose kernels are known."""
+        return 1 - self.stack.pp_overlap if self.knows_kernels and not self.stack.asynchronous else 0.0
+
+    @property
     def computes_while_sending(self) -> bool:
         """Whether a device computes while it sends to a neighbour: those of `overlaps`, and TPUs."""
         return self.overlaps or self._tpus

@@ -24,7 +24,7 @@ from autopar.frontend.while_loop import while_loop
 from autopar.ir import Graph, Layout, Literal, Operand, Operator, TensorType
 from autopar.ir.loops import Scan, While
 from autopar.ir.phases import RECOMPUTED, phase_of
-from autopar.ir.primitives import is_generator
+from autopar.ir.primitives import is_generator, is_zero
 from autopar.lower.barriers import CollectiveBarriers, not_before, splits_inside
 from autopar.lower.callbacks import Callbacks
 from autopar.lower.collective_matmul import BlockProduct
@@ -200,7 +200,8 @@ class Interpreter:
     def _operator(self, bound: BoundGraph, op: Operator, env: Env) -> None:
         if is_generator(op):
             (result,) = op.results
-            env[result.name] = ComputedValue(result.type, self._maker(bound, op, result.type), self.sharded.index)
+            make = self._maker(bound, op, result.type)
+            env[result.name] = ComputedValue(result.type, make, self.sharded.index, is_zero(op))
         elif op.primitive == "optimization_barrier":
             self._barrier(bound, op, env)
         elif op.primitive == "wire":

@@ -148,13 +148,14 @@ class ComputedValue:
     type: TensorType
     make: Callable[[Layout], Any]
     index: AxisIndex = lax.axis_index
+    zero: bool = False
     arrays: dict[Layout, Any] = field(default_factory=dict)
 
     def take(self, required: Layout, phase: str, now: Any = None) -> Any:
         """The local shard in ``required``; of a partial sum one device of each group holds it, the others zeros."""
         if required not in self.arrays:
             whole = self.make(Layout(required.dims))
-            if required.partial and required.reduce == "sum":
+            if required.partial and required.reduce == "sum" and not self.zero:  # zeros are a term of their sum
                 whole = jnp.where(self.index(required.partial) == 0, whole, jnp.zeros_like(whole))
             self.arrays[required] = whole
         return self.arrays[required]

@@ -5,7 +5,7 @@ Tokens are dims of the batch that products with parameters treat in the same way
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TypeAlias
@@ -301,17 +301,20 @@ class SharedTokens:
 class SharedMatrices:
     """Layouts in which values may be made where the devices along a mesh axis share the matrices of layers.
 
-    The axis splits no dim of examples, and of products of the batch with parameters no dim of the batch: each device
-    has a part of the matrix and all that meets it (Shoeybi et al., "Megatron-LM", 2019).
+    The axis splits no dim of examples, and products of the batch with parameters in the parameter's dims: each device
+    has a part of the matrix and all that meets it, and no device repeats another one's product (Shoeybi et al.,
+    "Megatron-LM", 2019).
 
     Args:
         axis: the mesh axis.
         whole: by value, with the ids of enclosing operators and regions before its name, the dims that the axis may
             not split.
+        products: values among them that are products of the batch with parameters.
     """
 
     axis: str
     whole: Mapping[str, frozenset[int]]
+    products: Set[str] = frozenset()
 
     @staticmethod
     def of(graph: Graph, axis: str) -> SharedMatrices:
@@ -324,13 +327,48 @@ class SharedMatrices:
             # batch was cut into microbatches.
             batch = range(len(dims) - 1) if key in labels_of.products and len(dims) > 2 else ()
             whole[key] = frozenset({*examples, *batch})
-        return SharedMatrices(axis, whole)
+        return SharedMatrices(axis, whole, frozenset(labels_of.products))
 
     def allowed(self, key: str, layouts: Sequence[Layout]) -> list[bool]:
         """Whether the value ``key`` may be made in each layout; one or more are true."""
         whole = self.whole.get(key, frozenset())
         ok = [not any(self.axis in k.dims[d] for d in whole) for k in layouts]
+        if key in self.products:
+            shared = [
+                a and (self.axis in k.partial or self.axis in k.dims[-1]) for a, k in zip(ok, layouts, strict=True)
+            ]
+            ok = shared if any(shared) else ok
         return ok if any(ok) else [True] * len(layouts)
+
+
+@dataclass(frozen=True)
+class SharedExamples:
+    """Layouts in which values may be made where the devices along mesh axes share the batch.
+
+    Products of the batch with parameters have the batch split over each axis, so that no replica repeats another one's
+    product, however slow the links are.
+
+    Args:
+        axes: the mesh axes.
+        products: by key of a product of the batch with parameters the dims that the batch brings.
+    """
+
+    axes: tuple[str, ...]
+    products: Mapping[str, frozenset[int]]
+
+    @staticmethod
+    def of(graph: Graph, axes: tuple[str, ...]) -> SharedExamples:
+        """Finds the products of a train step, or of a stage of one."""
+        return SharedExamples(axes, origins(graph).products)
+
+    def allowed(self, key: str, layouts: Sequence[Layout]) -> list[bool]:
+        """Whether the value ``key`` may be made in each layout; one or more are true."""
+        ok = [True] * len(layouts)
+        brought = self.products.get(key, frozenset())
+        for axis in self.axes if brought else ():
+            shared = [a and any(axis in k.dims[d] for d in brought) for a, k in zip(ok, layouts, strict=True)]
+            ok = shared if any(shared) else ok
+        return ok
 
 
 def check_tokens(graph: Graph, dims: Mapping[str, int], parts: int) -> None:

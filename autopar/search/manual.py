@@ -22,7 +22,7 @@ from autopar.plan import Plan
 from autopar.recompute import LEVELS, Level
 from autopar.schedule import Task, get, table_of
 from autopar.search.assemble import renamed
-from autopar.search.batch_dims import SharedMatrices, SharedTokens, check_tokens, origins, token_dims
+from autopar.search.batch_dims import SharedExamples, SharedMatrices, SharedTokens, check_tokens, origins, token_dims
 from autopar.search.clock import Clock
 from autopar.search.outcome import within_reach
 from autopar.search.pipeline.candidates import Candidate, CuttableStep, schedule_of
@@ -43,13 +43,13 @@ class Manual:
     """A strategy with one plan: the one that is named. ``autopar.parallelize(fn, search=Manual(tp=4, dp=2))``.
 
     The mesh has an axis for dp, one for cp and one for tp, tp the nearest devices. Batch arguments are split over dp on
-    their first dim; parameters and their optimizer state over tp on a dim that the integer program chooses, with
-    everything between them: it splits activations over tp, which is sequence parallelism, wherever that is
-    cheaper. Examples are never split over tp, nor what of the batch meets a matrix in a product. From their ZeRO
-    stage on, optimizer state (1) and parameters (3) are split over dp on a dim that it chooses. From stage 1 on
-    gradients are reduced into the layout of the state, so stages 1 and 2 are one plan. At stage 3 parameters are
-    gathered by what reads them, a layer at a time in loops over layers, and products with them have the batch split
-    over dp.
+    their first dim, and so is what of the batch meets a matrix in a product; parameters and their optimizer state over
+    tp on a dim that the integer program chooses, with everything between them: it splits activations over tp, which is
+    sequence parallelism, wherever that is cheaper. Examples are never split over tp, nor what of the batch meets a
+    matrix in a product, and each device has a part of every such product. From their ZeRO stage on, optimizer state (1)
+    and parameters (3) are split over dp on a dim that it chooses. From stage 1 on gradients are reduced into the layout
+    of the state, so stages 1 and 2 are one plan. At stage 3 parameters are gathered by what reads them, a layer at a
+    time in loops over layers, and products with them have the batch split over dp.
 
     With ep the devices of dp have two axes: replicas and, nearer, devices that share experts. Parameters with a dim of
     experts (see `autopar.search.manual`) and their state are split over the latter on that dim; how tokens come to
@@ -315,9 +315,11 @@ def _made(graph: Graph, tokens: Mapping[str, int], axes: NamedAxes, zero: int) -
     if axes.tp:
         rules.append(SharedMatrices.of(graph, axes.tp).allowed)
     replicas = tuple(a for a in axes.dp if a != axes.ep)
+    if replicas:
+        rules.append(SharedExamples.of(graph, replicas).allowed)
     parts = (*replicas, axes.cp) if axes.cp else replicas
     if zero == 3 and parts:
-        rules.append(PartitionedParameters.of(graph, parts, replicas).allowed)
+        rules.append(PartitionedParameters.of(graph, parts).allowed)
     if not rules:
         return None
 
@@ -408,27 +410,22 @@ class PartitionedParameters:
 
     A parameter is gathered by what reads it, and its copy ends with that (Rajbhandari et al., "ZeRO", 2020, section
     5.3). So what loops take of parameters is split, or whole copies of all layers would lie in memory, and so is what
-    they carry and stack of gradients; what they stack of activations is split anyway, as the batch is. The devices do
-    not share matrices: products of the batch with parameters have the batch split over them.
+    they carry and stack of gradients; what they stack of activations is split anyway, as the batch is.
 
     Args:
         parts: mesh axes whose devices have parts of a parameter.
-        replicas: those of them that share the batch.
         kept: keys of what loops and branches take of parameters, and of sums of gradients, see
             `autopar.search.batch_dims.Origins`.
-        products: by key of a product of the batch with parameters the dims that the batch brings.
     """
 
     parts: tuple[str, ...]
-    replicas: tuple[str, ...]
     kept: Collection[str]
-    products: Mapping[str, frozenset[int]]
 
     @staticmethod
-    def of(graph: Graph, parts: tuple[str, ...], replicas: tuple[str, ...]) -> PartitionedParameters:
+    def of(graph: Graph, parts: tuple[str, ...]) -> PartitionedParameters:
         """Finds the parameters of a train step, or of a stage of one."""
         labels_of = origins(graph)
-        return PartitionedParameters(parts, replicas, labels_of.entering | labels_of.sums, labels_of.products)
+        return PartitionedParameters(parts, labels_of.entering | labels_of.sums)
 
     def allowed(self, key: str, layouts: Sequence[Layout]) -> list[bool]:
         """Whether the value ``key`` may be made in each layout; one or more are true."""
@@ -436,9 +433,6 @@ class PartitionedParameters:
         if key in self.kept:
             for axis in self.parts:
                 ok = _where(ok, [any(axis in split for split in k.dims) for k in layouts])
-        elif brought := self.products.get(key):
-            for axis in self.replicas:
-                ok = _where(ok, [any(axis in k.dims[d] for d in brought) for k in layouts])
         return ok
 
 

@@ -34,6 +34,8 @@ _SEED = 20261126
 #: The 175B model of SC21, table 1, and devices of a node of Selene.
 GPT_175B = TransformerSpec(layers=96, hidden=12288, heads=96, seq=2048, vocab=51200)
 _PER_NODE = 8
+#: Programs in which a compiler decides what the backward pass reads; the others have kernels that are written by hand.
+COMPILED = frozenset({"xla", "xla-2021", "plain"})
 #: Numbers of the points that are named runs: five of SC21, table 1; both of 22B in Korthikanti, table 5; one of Alpa
 #: inside a node; one of vTrain on one node, and one on several.
 NAMED = (1, 3, 5, 7, 9, 11, 12, 1894, 132, 22)
@@ -52,10 +54,10 @@ def planned(spec: TransformerSpec, plan: TrainingPlan, cluster: Cluster, stack: 
     sizes = {
         "layers": spec.layers, "hidden": spec.hidden, "ffn": spec.ffn, "heads": spec.heads, "kv_heads": spec.kv_heads,
         "vocab": padded_vocab(spec, plan), "seq": spec.seq, "batch": plan.global_batch, "dtype": DTYPES[spec.dtype],
-        "remat": plan.recompute == "full",
+        "remat": plan.recompute == "full", "by_hand": stack not in COMPILED,
     }  # fmt: skip
     if spec.gated:
-        step, args = llama.build(abstract=True, **sizes)
+        step, args = llama.build(abstract=True, eight_bits=spec.dtype.startswith("f8"), **sizes)
     elif stack == "xla-2021" and plan.num_microbatches == 1 and plan.recompute == "none":
         step, args = mixed_step(dataclasses.replace(spec, vocab=padded_vocab(spec, plan)), plan.global_batch)
     else:

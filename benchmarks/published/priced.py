@@ -240,7 +240,7 @@ class PlanStep:
             network.send_s(bytes, per_node if self._crosses(k) else min(stride, per_node - 1), min(stride, per_node))
             for k in (max(stage.index - 1, 0), min(stage.index, plan.pp - 2))
         )
-        return plan.chunks * (before + after) * (1 - self.stack.pp_overlap)
+        return plan.chunks * (before + after) * (1.0 if self.traced else 1 - self.stack.pp_overlap)
 
     def _crosses(self, boundary: int) -> bool:
         """Whether what stage ``boundary`` sends to the next one leaves its node."""

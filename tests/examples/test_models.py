@@ -11,6 +11,7 @@ import pytest
 
 from examples import demo, gpt, llama, moe, wide_resnet
 from examples._common import causal_attention, token_loss
+from examples._kernels import product_in_8_bits
 from tests.examples.quick import quick_jit, quick_metrics
 
 
@@ -38,6 +39,49 @@ def test_attention_matches_a_loop(kv_heads: int) -> None:
     q, k, v = (rng.normal(size=(2, 5, heads, 6)) for heads in (4, kv_heads, kv_heads))
     with jax.enable_x64(True):
         np.testing.assert_allclose(causal_attention(*map(jnp.asarray, (q, k, v))), slow_attention(q, k, v), atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        (gpt, {}),
+        pytest.param(gpt, {"scan": True, "remat_attention": True}, marks=pytest.mark.slow),
+        pytest.param(llama, {"remat": False, "kv_heads": 4}, marks=pytest.mark.slow),
+    ],
+)
+def test_kernels_by_hand_have_the_gradients_of_plain_ones(model: ModuleType, options: dict[str, Any]) -> None:
+    plain, args = model.build(seq=8, batch=2, **options)
+    by_hand, _ = model.build(seq=8, batch=2, by_hand=True, **options)
+    with jax.enable_x64(True):
+        args = jax.tree.map(lambda leaf: leaf.astype("float64") if leaf.dtype == "float32" else leaf, args)
+        (a, one), (b, other) = quick_jit(plain)(*args), quick_jit(by_hand)(*args)
+        assert_close(a["opt_state"], b["opt_state"], 1e-5)
+        assert_close(one, other, 1e-6)
+
+
+def test_kernels_by_hand_keep_narrow_values_alone() -> None:
+    """Of attention that differentiation keeps in float32, a kernel keeps the shares in the dtype of the computation."""
+    q = jnp.ones((1, 16, 2, 4), jnp.float16)
+
+    def kept(by_hand: bool) -> set[Any]:
+        residuals = jax.vjp(lambda q: causal_attention(q, q, q, by_hand=by_hand), q)[1]
+        return {x.dtype for x in jax.tree.leaves(residuals) if x.ndim == 4 and x.dtype != bool}
+
+    assert jnp.dtype("float32") in kept(False)
+    assert kept(True) == {jnp.dtype("float16")}
+
+
+def test_products_in_8_bits_are_near_those_in_16() -> None:
+    rng = np.random.default_rng(1)
+    x, w = (jnp.asarray(rng.normal(size=s), jnp.bfloat16) for s in ((2, 16, 32), (32, 8)))
+    (want, wanted), (got, grads) = (
+        jax.value_and_grad(lambda x, w, f=f: (f(x, w) ** 2).sum(), (0, 1))(x, w)
+        for f in (jnp.matmul, product_in_8_bits)
+    )
+    assert float(got) == pytest.approx(float(want), rel=0.1)
+    for a, b in zip(grads, wanted, strict=True):
+        error = jnp.linalg.norm((a - b).astype("f4")) / jnp.linalg.norm(b.astype("f4"))
+        assert a.dtype == b.dtype and 0 < float(error) < 0.15
 
 
 def test_token_loss_matches_numpy() -> None:

@@ -165,6 +165,44 @@ def test_tensor_parallelism_gathers_no_matrix_however_many_tokens_there_are():
     assert products and not any("x" in Layout.parse(r).dims[0] for o in products for r in o.results)
 
 
+@pytest.mark.parametrize(("degrees", "batch"), [({"tp": 4}, 4), ({"dp": 4}, 8), ({"dp": 2, "tp": 2}, 8)])
+def test_no_device_repeats_the_product_of_another_however_slow_the_links_are(degrees, batch):
+    """On such links each device would rather do all of the work than send anything."""
+    fn, args = mlp.build(abstract=True, layers=2, hidden=32, batch=batch)
+    slow = toy(4, bandwidth=1e3, latency_s=1.0, flops=1e15)
+    plan = Manual(**degrees)(problem_of(fn, args, slow))
+    axes = dict(zip(degrees, plan.stages[0].mesh_shape, strict=True))
+    products = [o for o in plan.content.operators if "dot_general" in o.id and "transpose" not in o.id]
+    for result in (Layout.parse(r) for o in products for r in o.results):
+        if "tp" in axes:
+            assert axes["tp"] in (*result.dims[-1], *result.partial)
+        if "dp" in axes:
+            assert axes["dp"] in result.dims[0]
+    assert products
+
+
+def test_gradients_of_positions_are_summed_once_a_step():
+    """Microbatches sent each of them: zeros to which a lookup's gradient is added were no term of a sum."""
+    fn, args = gpt.build(abstract=True, scan=True, layers=2, hidden=64, seq=64, batch=32, vocab=64)
+    slow = toy(4, bandwidth=1e6, latency_s=1e-3, flops=1e12)
+    plan = autopar.parallelize(fn, cluster=slow, search=Manual(dp=4), num_stages=1, num_microbatches=8).plan(*args)
+    assert not [c for c in plan.communication if c.count % 8 == 0 and any("loop" in o for o in c.operators)]
+
+
+@pytest.mark.parametrize(("stack", "awaited"), [("megatron", 1.0), ("megatron-core", 0.1), ("xla", 0.0)])
+def test_a_stage_awaits_the_share_of_its_sends_that_the_stack_says(stack, awaited):
+    fn, args = mlp.build(abstract=True, layers=2)
+    cluster = autopar.Cluster.load("dgx-a100", nodes=2, stack=stack)
+    halves = replace(cluster, groups=tuple(replace(g, devices_per_node=1) for g in cluster.groups))
+    plan = autopar.parallelize(fn, cluster=halves, search=Manual(pp=2), num_microbatches=2, schedule="1f1b").plan(*args)
+    record = plan.content.pipeline
+    first = next(w for w in record.works if (w.kind, w.stage) == ("forward", 0))
+    link_s = sum(t.seconds for t in record.transfers if t.source == 0)
+    computed_s = dict(plan.stages[0].work_times)["forward"] / 2
+    sent_s = (first.seconds - computed_s) + link_s
+    assert sent_s > 0 and first.seconds - computed_s == pytest.approx(awaited * sent_s, abs=1e-12)
+
+
 def test_remat_reaches_the_stages_of_a_pipeline():
     fn, args = mlp.build(abstract=True, layers=2)
     plan = autopar.parallelize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -80,7 +81,35 @@ def pipeline_of(
         seconds[update] = times.get("update", 0.0) + _late_s(graph, p, table, parts, cluster)
     for p in sliced.parts:
         transfers |= _transfers(graph, p, table, bytes_of, parts, cluster)
+    if cost.awaited_share:
+        _await_sends(works, table, seconds, transfers, cost.awaited_share)
     return Dataflow(tuple(works), tuple(values.values())), Durations(seconds, transfers, host_s=host_s)
+
+
+def _await_sends(
+    works: Iterable[WorkSpec],
+    table: Table,
+    seconds: dict[Work, float],
+    transfers: dict[tuple[str, int, int], float],
+    share: float,
+) -> None:
+    """Counts a share of the seconds of each transfer with the pass that makes the value, whose worker awaits it.
+
+    Args:
+        works: of all stages.
+        table: the schedule.
+        seconds: of the works; changed.
+        transfers: seconds by value and workers; changed.
+        share: of a transfer, 0 to 1.
+    """
+    by_value: dict[str, list[tuple[str, int, int]]] = defaultdict(list)
+    for route in sorted(transfers):
+        by_value[route[0]].append(route)
+    for spec in works:
+        workers = max(1, len(table.workers_of_stage(spec.work.stage)))
+        for route in (r for name in spec.writes for r in by_value.get(name, ())):
+            seconds[spec.work] += share * transfers[route] / workers
+            transfers[route] *= 1 - share
 
 
 def _stage_values(part: StageParts, stage: Stage, table: Table, bytes_of: Mapping[str, float]) -> Iterator[ValueSpec]:

@@ -33,8 +33,9 @@ from autopar.lower.rewrites import layer_ends, reassociated_bound
 from autopar.lower.split_layers import SplitStep, group_count, layer_count, split_layers
 from autopar.lower.techniques import FIRST, TECHNIQUES, in_form
 from autopar.microbatch import operators_between
-from autopar.plan import InputRecord, OutputRecord, Plan, StepForm
+from autopar.plan import InputPart, InputRecord, OutputRecord, Plan, StepForm
 from autopar.plan.form import NOT_OF_GRAPH
+from autopar.plan.types import dtype_and_shape
 from autopar.search.algebra import change_notes, pays
 from autopar.search.constraints import Constraint
 from autopar.search.source import FormedStep, LayeredStep
@@ -188,15 +189,14 @@ def restacked(plan: Plan, graph: Graph, split_step: SplitStep, block_scores: int
         split_step: what was taken apart.
         block_scores: scores of one head from which attention of its stages runs in blocks; 0 where it does not.
 
-    A leaf in pieces has the stage and the layout of its first one.
+    A leaf in pieces has the stage and the layout of its first one, and a part for each stage and layout.
     """
     content = plan.content
     layers = _layers_by_stage(plan, graph, split_step)
     donated = set(content.donated)
     inputs = tuple(
-        InputRecord(i.name, str(i.type), i.role, first.layout, first.stage, first.memory)
+        InputRecord.in_parts(i.name, str(i.type), i.role, _parts_of([content.inputs[n] for n in at]))
         for i, at in zip(graph.inputs, split_step.inputs, strict=True)
-        for first in [content.inputs[at[0]]]
     )
     outputs = tuple(
         OutputRecord(o.path, str(o.type), content.outputs[at[0]].layout, o.updates, content.outputs[at[0]].stage)
@@ -216,6 +216,18 @@ def restacked(plan: Plan, graph: Graph, split_step: SplitStep, block_scores: int
         ),
     )
     return Plan(warned.in_blocks(block_scores), plan.phases)
+
+
+def _parts_of(records: Sequence[InputRecord]) -> list[InputPart]:
+    """The parts of a leaf by stage, from the records of its slices along dim 0; one record is of the leaf itself."""
+    if len(records) == 1:
+        (one,) = records
+        return list(one.parts) or [InputPart(one.stage, one.layout, one.memory)]
+    parts, end = list[InputPart](), 0
+    for record in records:
+        first, end = end, end + dtype_and_shape(record.type)[1][0]
+        parts += [InputPart(r.stage, r.layout, r.memory, (first, end)) for r in record.of_stages]
+    return parts
 
 
 def _layers_by_stage(plan: Plan, graph: Graph, split_step: SplitStep) -> dict[int, tuple[int, int, int]]:

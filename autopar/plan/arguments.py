@@ -15,6 +15,7 @@ name are split in the same way.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -22,7 +23,8 @@ from fnmatch import fnmatchcase
 from autopar.errors import PlanMismatchError
 from autopar.ir import Layout
 from autopar.plan.content import PlanContent
-from autopar.plan.types import InputRecord
+from autopar.plan.trail import ranges_of, ranges_text
+from autopar.plan.types import InputRecord, dtype_and_shape
 
 _NUMBER = re.compile(r"(?<=\[)\d+(?=\])|(?<=_)\d+(?=['_\].])|(?<=_)\d+$")
 _TOKEN = re.compile(r"\[[^\]]*\]|[^.\[\]]+")
@@ -72,9 +74,25 @@ class InputGroup:
         return self.name + (f" x {len(self.members)}" if len(self.members) > 1 else "")
 
     @property
-    def stages(self) -> tuple[int, ...]:
-        """Stages of the members."""
-        return tuple(sorted({i.stage for i in self.members}))
+    def held_by(self) -> str:
+        """The stages that hold the members, and how much each holds.
+
+        ``3`` is one stage, ``0, 3 (all on each)`` are two that hold everything, and ``0-3 (6 of 24 each)`` or
+        ``0 (8 of 24), 1 (16 of 24)`` are stages that hold layers: slices of a stack, or members.
+        """
+        counts, total = Counter[int](), 0
+        for member in self.members:
+            records = member.of_stages
+            is_stack = any(p.slices for p in member.parts)
+            for r in records:
+                counts[r.stage] += dtype_and_shape(r.type)[1][0] if is_stack else 1
+            total += dtype_and_shape(member.type)[1][0] if is_stack else 1
+        if len(counts) == 1:
+            return str(*counts)
+        by_count: dict[int, list[int]] = {}
+        for stage, count in sorted(counts.items()):
+            by_count.setdefault(count, []).append(stage)
+        return ", ".join(_held_text(stages, count, total) for count, stages in by_count.items())
 
 
 def input_groups(inputs: Sequence[InputRecord]) -> list[InputGroup]:
@@ -83,9 +101,10 @@ def input_groups(inputs: Sequence[InputRecord]) -> list[InputGroup]:
     Args:
         inputs: argument leaves of a plan.
     """
-    by_path: dict[tuple[str, ...], list[InputRecord]] = {}
+    by_path: dict[tuple[object, ...], list[InputRecord]] = {}
     for i in inputs:
-        by_path.setdefault((_NUMBER.sub("*", i.path), i.role, i.type, i.layout, i.memory), []).append(i)
+        layouts = i.layout if len({(p.layout, p.memory) for p in i.parts}) < 2 else i.parts
+        by_path.setdefault((_NUMBER.sub("*", i.path), i.role, i.type, layouts, i.memory), []).append(i)
     groups = [InputGroup(_name([i.path for i in members]), tuple(members)) for members in by_path.values()]
     parameters = [g for g in groups if g.first.role == "parameter"]
     followers: dict[str, list[InputGroup]] = {}
@@ -102,6 +121,13 @@ def input_groups(inputs: Sequence[InputRecord]) -> list[InputGroup]:
         ordered += [p, *followers.pop(p.name, [])]
     ordered += left
     return [*ordered, *(g for g in groups if g.first.role not in ("batch", "parameter", "optimizer"))]
+
+
+def _held_text(stages: Sequence[int], count: int, total: int) -> str:
+    numbers = ranges_text(ranges_of(stages))
+    if count == total:
+        return f"{numbers} (all on each)" if len(stages) > 1 else f"{numbers} (all)"
+    return f"{numbers} ({count} of {total}{' each' * (len(stages) > 1)})"
 
 
 def _name(paths: Sequence[str]) -> str:
@@ -161,7 +187,7 @@ def axis_rules(c: PlanContent, names: Mapping[str, Sequence[str | None]] | None,
 def _named(
     c: PlanContent, names: Mapping[str, Sequence[str | None]] | None, stage: int
 ) -> list[tuple[str, tuple[tuple[str, ...], ...], Sequence[str | None]]]:
-    inputs = [i for i in c.inputs if i.stage == stage]
+    inputs = [r for i in c.inputs for r in i.of_stages if r.stage == stage]
     if names is None:
         groups = input_groups(inputs)
         dims = [Layout.parse(g.first.layout).dims for g in groups]

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -15,6 +15,7 @@ from autopar.errors import PlanMismatchError
 from autopar.ir.layout import Layout
 from autopar.plan.content import PlanContent
 from autopar.plan.details import NO_DETAILS, Details
+from autopar.plan.types import InputRecord, dtype_and_shape
 from autopar.plan.versions import FORMAT_VERSION, READABLE, upgraded
 
 
@@ -161,8 +162,32 @@ def _check(content: PlanContent, origin: str, at: str) -> None:
         for n, record in enumerate(getattr(content, name)):
             known = set().union(*axes) if name == "copies" else axes[record.stage]
             _check_layout(record, known, origin, f"{at}.{name}[{n}]")
+    for n, record in enumerate(content.inputs):
+        _check_parts(record, axes, origin, f"{at}.inputs[{n}].parts")
     for n, part in enumerate(content.parts):
         _check(part, origin, f"{at}.parts[{n}]")
+
+
+def _check_parts(record: InputRecord, axes: Sequence[set[str]], origin: str, at: str) -> None:
+    """Raises PlanMismatchError unless the parts of an argument are on stages of the plan and make up the argument."""
+    if not record.parts:
+        return
+    first = record.parts[0]
+    if (first.stage, first.layout, first.memory) != (record.stage, record.layout, record.memory):
+        raise _wrong(origin, at, "the first part is not where the argument is")
+    if not all(0 <= p.stage < len(axes) for p in record.parts):
+        raise _wrong(origin, at, f"there are {len(axes)} stages")
+    slices = [p.slices for p in record.parts if p.slices is not None]
+    if slices:
+        end, size = 0, next(iter(dtype_and_shape(record.type)[1]), 0)
+        for start, after in slices:
+            if not 0 <= start <= end or not start < after <= size:
+                raise _wrong(origin, at, f"their slices are not those of {record.type}")
+            end = max(end, after)
+        if end < size or len(slices) < len(record.parts):
+            raise _wrong(origin, at, f"their slices are not those of {record.type}")
+    for n, part in enumerate(record.of_stages):
+        _check_layout(part, axes[part.stage], origin, f"{at}[{n}]")
 
 
 def _check_layout(record: Any, axes: set[str], origin: str, at: str) -> None:

@@ -235,9 +235,9 @@ class Plan:
         return device_mesh(stage_plan.mesh_axes, [given[i] for i in stage_plan.devices])
 
     @property
-    def input_stages(self) -> dict[str, int]:
-        """Stage of each argument leaf by path."""
-        return {i.path: i.stage for i in self.content.inputs}
+    def input_stages(self) -> dict[str, tuple[int, ...]]:
+        """Stages that hold each argument leaf, or a part of it, by path; ``plan.content.inputs`` has the parts."""
+        return {i.path: tuple(dict.fromkeys(r.stage for r in i.of_stages)) for i in self.content.inputs}
 
     def explain(self, what: str | None = None) -> str:
         """Why something is sharded as it is, as text.

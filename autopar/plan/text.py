@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from autopar.errors import AutoparError, PlanMismatchError
 from autopar.errors.names import counted, near_names
+from autopar.ir import Layout, TensorType
 from autopar.plan.arguments import input_groups, path_matches
 from autopar.plan.columns import bullets, columns, hanging, labelled, table, wrapped
 from autopar.plan.content import PlanContent
@@ -16,8 +17,8 @@ from autopar.plan.counterfactuals import ALTERNATIVE
 from autopar.plan.details import NO_DETAILS, Details
 from autopar.plan.pipeline import ExecutionPrice, ExecutionPrices
 from autopar.plan.throughput import throughput, throughput_text
-from autopar.plan.trail import stages_text
-from autopar.plan.types import Choice, Considered, InputRecord, Stage
+from autopar.plan.trail import ranges_of, ranges_text, stages_text
+from autopar.plan.types import Choice, Considered, InputPart, InputRecord, Stage, dtype_and_shape
 from autopar.plan.words import plan_words
 
 #: Part of a step that an optimum may be below the answer: less is rounding, and more says nothing.
@@ -39,7 +40,7 @@ CHEAPER_ALONE = "cheaper alone: the search also counts the memory limit and what
 #: Parts of the busy time of a stage, in the order in which they are shown.
 TIME_PARTS = ("computing", "exposed communication", "host transfers")
 
-_LABEL_WIDTH, _MOST_COLLECTIVES = 13, 20
+_LABEL_WIDTH, _MOST_COLLECTIVES, _MOST_EXPLAINED = 13, 20, 10
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 # Bytes of a unit as users write it.
 _BYTES = {"": 1, "b": 1, "byte": 1, "bytes": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
@@ -274,7 +275,7 @@ def plan_text(c: PlanContent, phases: Sequence[tuple[str, float]], width: int | 
         for i, m in ((i, s.memory) for i, s in enumerate(c.stages))
     ]
     parts.append("memory a device at the fullest moment\n" + table(_MEMORY_HEADER, rows, width))
-    parts.append("inputs\n" + table(("argument", "role", "sharding"), _input_rows(c), width))
+    parts.append("inputs\n" + table(inputs_header(c), _input_rows(c), width))
     parts.append(_communication_text(c, width))
     considered = [
         (o.name, seconds_text(o.step_time), "-" if o.peak_memory is None else bytes_text(o.peak_memory), o.note)
@@ -324,16 +325,78 @@ def alternative_rows(c: PlanContent) -> list[tuple[str, ...]]:
     return rows
 
 
-def _input_rows(c: PlanContent, limit: int = 40) -> list[tuple[str, str, str]]:
-    rows = [(g.title, g.first.role, placed_text(g.first)) for g in input_groups(c.inputs)]
+def inputs_header(c: PlanContent) -> tuple[str, ...]:
+    """Columns of the table of arguments; of several stages with those that hold each."""
+    return ("argument", "role", "sharding", *(("stages",) if len(c.stages) > 1 else ()))
+
+
+def input_rows(c: PlanContent) -> list[tuple[str, ...]]:
+    """Rows of the table of arguments, those of repeated layers in one; see `inputs_header`."""
+    several = len(c.stages) > 1
+    return [
+        (g.title, g.first.role, placed_text(g.first), *((g.held_by,) if several else ()))
+        for g in input_groups(c.inputs)
+    ]
+
+
+def _input_rows(c: PlanContent, limit: int = 40) -> list[tuple[str, ...]]:
+    rows = input_rows(c)
     if len(rows) <= limit:
         return rows
-    return [*rows[:limit], (f"... {len(rows) - limit} more: plan.input_shardings has all", "", "")]
+    more = f"... {len(rows) - limit} more: plan.input_shardings has all"
+    return [*rows[:limit], (more, *("" for _ in rows[0][1:]))]
 
 
 def placed_text(record: InputRecord) -> str:
-    """``f32[8@x,64]``, and whether it is in host memory."""
-    return typed(record.type, record.layout) + (", in host memory" if record.memory == "host" else "")
+    """``f32[8@x,64]``, and whether it is in host memory; by part where parts are placed in different ways."""
+    held: dict[str, list[InputPart]] = {}
+    for r, part in zip(record.of_stages, record.parts or (None,), strict=True):
+        parts = held.setdefault(typed(record.type, r.layout) + _memory_text(r), [])
+        parts += [] if part is None else [part]
+    if len(held) == 1:
+        return str(*held)
+    return ", ".join(f"{text} {_of_parts(parts)}" for text, parts in held.items())
+
+
+def _of_parts(parts: Sequence[InputPart]) -> str:
+    """``on stages 0-3``, or ``in slices 0-5`` of a stack."""
+    slices = [n for p in parts if p.slices is not None for n in range(*p.slices)]
+    if not slices:
+        return f"on {stages_text(p.stage for p in parts)}"
+    return f"in slice{'s' * (len(slices) > 1)} {ranges_text(ranges_of(slices))}"
+
+
+def _memory_text(record: InputRecord) -> str:
+    return ", in host memory" if record.memory == "host" else ""
+
+
+def held_bytes(c: PlanContent, record: InputRecord) -> int:
+    """Bytes a device of what one stage holds of an argument, from a record of `InputRecord.of_stages`."""
+    dtype, shape = dtype_and_shape(record.type)
+    return Layout.parse(record.layout).local_bytes(TensorType(shape, dtype), c.stages[record.stage].mesh_shape)
+
+
+def _held_lines(c: PlanContent, what: str) -> list[str]:
+    """The stages that hold the arguments called so, with what each holds; nothing in a plan of one stage."""
+    if len(c.stages) == 1 or not what:
+        return []
+    named = [i for i in c.inputs if i.path == what] or [
+        i for i in c.inputs if what in i.path or path_matches(what, i.path)
+    ]
+    return ["\n".join((i.path, *_parts_lines(c, i))) for i in named[:_MOST_EXPLAINED]]
+
+
+def _parts_lines(c: PlanContent, record: InputRecord) -> list[str]:
+    lines = []
+    for r, part in zip(record.of_stages, record.parts or (None,), strict=True):
+        slices = ""
+        if part is not None and part.slices is not None:
+            first, end = part.slices
+            numbers = ranges_text(((first, end - 1),))
+            slices = f"slice{'s' * (end - first > 1)} {numbers} of {dtype_and_shape(record.type)[1][0]}, "
+        amount = f"{bytes_text(held_bytes(c, r))} a device{_memory_text(r)}"
+        lines.append(f"  held by:    stage {r.stage}: {slices}{typed(r.type, r.layout)}, {amount}")
+    return lines
 
 
 def typed(type_text: str, layout_text: str) -> str:
@@ -370,22 +433,22 @@ def _explained(
     exact = [k for k in c.choices if what == k.name or what in k.members]
     partly = [k for k in c.choices if what in k.name or any(what in m for m in k.members)]
     by_path = [k for k in c.choices if any(path_matches(what, name) for name in (k.name, *k.members))]
-    matching = exact or partly or by_path
-    if not matching:
-        names = sorted({n for k in c.choices for n in (k.name, *k.members)})
+    matching, held = exact or partly or by_path, _held_lines(c, what)
+    if not matching and not held:
+        names = sorted({*(i.path for i in c.inputs), *(n for k in c.choices for n in (k.name, *k.members))})
         raise PlanMismatchError(
             f"the plan has no operator or argument called {what!r}",
             remedy=near_names(what, names),
         )
-    shown = matching[:10]
+    shown = matching[:_MOST_EXPLAINED]
     if without is not None and len(matching) == 1:
         return _choice_text(matching[0], details) + _without_text(c, without(matching[0].name))
     tail = (
-        f"\n\n... {len(matching) - 10} more match; a longer part of the name tells of fewer"
-        if len(matching) > 10
+        f"\n\n... {len(matching) - len(shown)} more match; a longer part of the name tells of fewer"
+        if len(matching) > len(shown)
         else ""
     )
-    return "\n\n".join(_choice_text(k, details) for k in shown) + tail
+    return "\n\n".join((*held, *(_choice_text(k, details) for k in shown))) + tail
 
 
 def _without_text(c: PlanContent, other: Considered | None) -> str:
@@ -428,7 +491,10 @@ def html_summary(c: PlanContent, phases: Sequence[tuple[str, float]]) -> str:
         for label, text in summary_rows(c, phases)
     )
     inputs = "".join(
-        f"<tr><td>{html.escape(a)}</td><td>{html.escape(b)}</td><td><code>{html.escape(d)}</code></td></tr>"
-        for a, b, d in _input_rows(c)
+        f"<tr><td>{html.escape(a)}</td><td>{html.escape(b)}</td><td><code>{html.escape(d)}</code></td>"
+        + "".join(f"<td>{html.escape(s)}</td>" for s in stages)
+        + "</tr>"
+        for a, b, d, *stages in _input_rows(c)
     )
-    return f"<table>{rows}</table><table><tr><th>argument</th><th>role</th><th>sharding</th></tr>{inputs}</table>"
+    head = "".join(f"<th>{name}</th>" for name in inputs_header(c))
+    return f"<table>{rows}</table><table><tr>{head}</tr>{inputs}</table>"

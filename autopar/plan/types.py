@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal as OneOf
 
 from autopar.plan.form import StepForm
@@ -168,10 +169,34 @@ class Stage(Record, frozen=True):
         return self.host.move_time
 
 
-class InputRecord(Record, frozen=True):
-    """One argument leaf: its path, type as text, role, layout as text, stage.
+class InputPart(Record, frozen=True):
+    """The part of an argument that one stage holds, of an argument that several stages hold.
 
-    ``memory`` is where it lies between steps, and in the step until the update reads it; what replaces it goes there.
+    Args:
+        stage: the stage.
+        layout: layout of the part on the mesh of the stage.
+        memory: memory that it is in between steps.
+        slices: of a stack of layers, the first slice of the part along dim 0 and the number after its last one; null
+            where the stage holds all of the argument.
+    """
+
+    stage: int
+    layout: str
+    memory: MemoryPlace = "device"
+    slices: tuple[int, int] | None = None
+
+
+class InputRecord(Record, frozen=True):
+    """One argument leaf.
+
+    Args:
+        path: its path.
+        type: its type as text.
+        role: "parameter", "optimizer", "batch" or another use in the step.
+        layout: its layout as text; of one that several stages hold that of the first part.
+        stage: the stage that holds it, or the first one.
+        memory: memory that it is in between steps, and in the step until the update reads it; its new value goes there.
+        parts: of an argument that several stages hold, or one stage in several layouts, the part of each; else empty.
     """
 
     path: str
@@ -180,6 +205,42 @@ class InputRecord(Record, frozen=True):
     layout: str
     stage: int = 0
     memory: MemoryPlace = "device"
+    parts: tuple[InputPart, ...] = ()
+
+    @staticmethod
+    def in_parts(path: str, type: str, role: str, parts: Sequence[InputPart]) -> InputRecord:
+        """The record of an argument in parts.
+
+        Slices next to each other, on one stage and in one layout, are one part.
+
+        Args:
+            path: its path.
+            type: its type as text.
+            role: its use in the step.
+            parts: one or more, in order of their slices or stages.
+        """
+        joined = list(parts[:1])
+        for p in parts[1:]:
+            last = joined[-1]
+            same = (p.stage, p.layout, p.memory) == (last.stage, last.layout, last.memory)
+            if same and p.slices is not None and last.slices is not None and p.slices[0] == last.slices[1]:
+                joined[-1] = InputPart(p.stage, p.layout, p.memory, (last.slices[0], p.slices[1]))
+            else:
+                joined.append(p)
+        first = joined[0]
+        return InputRecord(
+            path, type, role, first.layout, first.stage, first.memory, tuple(joined) if len(joined) > 1 else ()
+        )
+
+    @property
+    def of_stages(self) -> tuple[InputRecord, ...]:
+        """A record for each part, with the type of the part."""
+        if not self.parts:
+            return (self,)
+        return tuple(
+            InputRecord(self.path, sliced_type(self.type, p.slices), self.role, p.layout, p.stage, p.memory)
+            for p in self.parts
+        )
 
 
 class OutputRecord(Record, frozen=True):
@@ -267,6 +328,14 @@ class Considered(Record, frozen=True):
     step_time: float | None
     peak_memory: int | None = None
     note: str = ""
+
+
+def sliced_type(text: str, slices: tuple[int, int] | None) -> str:
+    """The type of slices of an array along dim 0: ``f32[2,8]`` of ``f32[4,8]`` and ``(0, 2)``; all of it for None."""
+    if slices is None:
+        return text
+    dtype, (_, *sizes) = dtype_and_shape(text)
+    return f"{dtype}[{','.join(map(str, (slices[1] - slices[0], *sizes)))}]"
 
 
 def dtype_and_shape(text: str) -> tuple[str, tuple[int, ...]]:

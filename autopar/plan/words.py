@@ -152,7 +152,7 @@ def branches_words(c: PlanContent) -> str:
 
 def _stage_name(c: PlanContent, stage: int) -> str:
     """The shortest paths that the parameters of a stage have and those of others have not, or its number."""
-    parameters = [i for i in c.inputs if i.role == "parameter"]
+    parameters = [r for r in _held(c) if r.role == "parameter"]
     others = [i.path for i in parameters if i.stage != stage]
     names: dict[str, None] = {}
     for path in (i.path for i in parameters if i.stage == stage):
@@ -171,7 +171,7 @@ def _axes(c: PlanContent) -> tuple[_StageAxes, ...]:
     """Sizes and named uses of the mesh axes of each stage; a stage without products has the uses of the others."""
     uses = [s.axis_roles or _inferred(c, n, s) for n, s in enumerate(c.stages)]
     common = max(uses, key=len, default=())
-    parameters = [i for i in c.inputs if i.role == "parameter"]
+    parameters = [r for r in _held(c) if r.role == "parameter"]
     total = sum(map(_bytes, parameters))
     stages = []
     for stage, named in zip(c.stages, uses, strict=True):
@@ -212,7 +212,7 @@ def _inferred(c: PlanContent, number: int, stage: Stage) -> tuple[AxisRole, ...]
     An axis that splits most bytes of the batch by its first dim is one of data parallelism, by another dim one of
     context parallelism; another one that splits parameters is one of tensor parallelism.
     """
-    batch = [i for i in c.inputs if i.role == "batch" and i.stage in (number, 0)]
+    batch = [r for r in _held(c) if r.role == "batch" and r.stage in (number, 0)]
     roles = []
     for axis, size in stage.mesh_axes:
         dims = [_dims(i) for i in batch]
@@ -246,7 +246,7 @@ def _repeated(c: PlanContent) -> int:
     stage is split by, the least of all stages.
     """
     split: dict[int, set[str]] = {n: {r.axis for r in s.axis_roles} for n, s in enumerate(c.stages)}
-    for i in c.inputs:
+    for i in _held(c):
         split[i.stage].update(Layout.parse(i.layout).axes)
     return min(math.prod(n for a, n in s.mesh_axes if a not in split[k]) for k, s in enumerate(c.stages))
 
@@ -256,12 +256,17 @@ def _matrices(c: PlanContent, stages: Sequence[_StageAxes]) -> str:
     the other; "" where no parameter is.
     """
     by_dims: Counter[frozenset[int]] = Counter()
-    for i in c.inputs:
+    for i in _held(c):
         if i.role == "parameter" and not _is_table(i.path, i) and (split := stages[i.stage].tensor_dims(i)):
             by_dims[split] += _bytes(i)
     least = _NAMED_FROM * sum(by_dims.values())
     kinds = [words for dims, words in _MATRIX_DIMS if by_dims[dims] >= least > 0]
     return f" by {' and '.join(kinds)}" + " (Megatron)" * (kinds == ["columns", "rows"]) if kinds else ""
+
+
+def _held(c: PlanContent) -> list[InputRecord]:
+    """The arguments, those that several stages hold as a record for each part."""
+    return [r for i in c.inputs for r in i.of_stages]
 
 
 def _is_table(name: str, i: InputRecord) -> bool:
@@ -325,11 +330,11 @@ class _Split:
 def _of_parameters(c: PlanContent, stages: Sequence[_StageAxes]) -> list[str]:
     """The splits of parameters and optimizer state besides those of their matrices, and of tables."""
     groups = [g for g in input_groups(c.inputs) if g.first.role == "parameter"]
-    parameters = [i for g in groups for i in g.members]
+    parameters = [r for g in groups for i in g.members for r in i.of_stages]
     total = sum(map(_bytes, parameters))
     if not total:
         return []
-    state = [i for i in c.inputs if i.role == "optimizer"]
+    state = [r for r in _held(c) if r.role == "optimizer"]
     of_parameters, of_state = _Split.of(parameters, stages), _Split.of(state, stages)
     said = []
     if of_parameters.num_parts > 1:

@@ -9,6 +9,7 @@ from autopar.errors.names import counted
 from autopar.ir import Layout
 from autopar.plan import Plan, PlanContent
 from autopar.plan.text import bytes_text, pipeline_text, seconds_text
+from autopar.plan.trail import stages_text
 from autopar.report.sections import MEMORY_KINDS, Section
 
 
@@ -149,12 +150,17 @@ def _communication(c: PlanContent) -> dict[str, float]:
 
 
 def _inputs(c: PlanContent) -> dict[str, str]:
-    """Layout of each argument leaf, by path: ``f32[8@x=4,64]``, with the stage where there are several."""
+    """Layout of each argument leaf, by path: ``f32[8@x=4,64]``, with the stages where there are several."""
     shown = {}
     for i in c.inputs:
-        sizes = c.stages[i.stage].mesh_shape if i.stage < len(c.stages) else {}
-        stage = f" on stage {i.stage}" if len(c.stages) > 1 else ""
-        shown[i.path] = with_sizes(i.type, i.layout, sizes) + (", in host memory" * (i.memory == "host")) + stage
+        stages: dict[str, list[int]] = {}
+        for r in i.of_stages:
+            text = with_sizes(r.type, r.layout, c.stages[r.stage].mesh_shape) + ", in host memory" * (
+                r.memory == "host"
+            )
+            stages.setdefault(text, []).append(r.stage)
+        several = len(c.stages) > 1
+        shown[i.path] = "; ".join(f"{t} on {stages_text(s)}" if several else t for t, s in stages.items())
     return shown
 
 

@@ -10,8 +10,9 @@ from autopar.errors import AutoparError
 from autopar.plan import PlanContent, Stage
 from autopar.plan.counterfactuals import ALTERNATIVE
 from autopar.plan.text import bound_text, bytes_text, seconds_text
+from autopar.plan.trail import ranges_of, ranges_text
 from autopar.report.diff import with_sizes
-from autopar.report.sections import Section, ranges
+from autopar.report.sections import Section
 
 _INDEX = re.compile(r"(?<=\[)\d+(?=\])|(?<=_)\d+(?=['_\].])|(?<=_)\d+$")
 
@@ -20,7 +21,8 @@ def layers(c: PlanContent, limit: int) -> Section:
     """The sharding of the arguments, those of all layers that have one layout in one row.
 
     The number in a path (``state[0]['layers'][3]['w']``, ``block_3``) that takes most values where the rest of the path
-    stays is that of a layer: not 0, which is the place in a tuple.
+    stays is that of a layer: not 0, which is the place in a tuple. Of a stack of layers the type is that of the slices
+    that each stage holds.
 
     Args:
         c: the plan.
@@ -32,13 +34,16 @@ def layers(c: PlanContent, limit: int) -> Section:
         pattern, number = max(_patterns(i.path), key=lambda p: times[p[0]], default=(i.path, 0))
         if times[pattern] < 2:
             pattern = i.path
-        sizes = c.stages[i.stage].mesh_shape if i.stage < len(c.stages) else {}
-        numbers, stages = by_layout.setdefault((pattern, i.role, with_sizes(i.type, i.layout, sizes)), ([], set()))
-        if pattern != i.path:
-            numbers.append(number)
-        stages.add(i.stage)
+        for r, part in zip(i.of_stages, i.parts or (None,), strict=True):
+            text = with_sizes(r.type, r.layout, c.stages[r.stage].mesh_shape)
+            numbers, stages = by_layout.setdefault((pattern, i.role, text), ([], set()))
+            if pattern != i.path:
+                numbers.append(number)
+            elif part is not None and part.slices is not None:
+                numbers += range(*part.slices)
+            stages.add(r.stage)
     rows = [
-        (pattern, role, ranges(numbers) or "-", ranges(stages), sharding)
+        (pattern, role, ranges_text(ranges_of(numbers)) or "-", ranges_text(ranges_of(stages)), sharding)
         for (pattern, role, sharding), (numbers, stages) in by_layout.items()
     ]
     header = ("argument", "role", "layers", "stages", "sharding")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autopar.plan import Plan, PlanContent
 from autopar.plan.alternatives import outcome_text
-from autopar.plan.arguments import input_groups
 from autopar.plan.columns import columns, table, wrapped
 from autopar.plan.counterfactuals import ALTERNATIVE
 from autopar.plan.details import NO_DETAILS, Details, OperatorDetail
@@ -20,8 +19,9 @@ from autopar.plan.text import (
     alternative_rows,
     bytes_text,
     communication_note,
+    input_rows,
+    inputs_header,
     layers_text,
-    placed_text,
     seconds_text,
     summary_rows,
 )
@@ -116,25 +116,8 @@ def memory(c: PlanContent) -> Section:
 
 def inputs(c: PlanContent, limit: int) -> Section:
     """Role and sharding of the arguments, those of repeated layers in one row; ``limit`` rows at most."""
-    several = len(c.stages) > 1
-    all_rows = [
-        (g.title, g.first.role, placed_text(g.first), *((ranges(g.stages),) if several else ()))
-        for g in input_groups(c.inputs)
-    ]
-    rows, left_out = _cut(all_rows, limit)
-    header = ("argument", "role", "sharding", *(("stages",) if several else ()))
-    return Section("inputs", header, rows, (3,) if several else (), left_out)
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """Numbers with runs joined, as ``0-3, 6``."""
-    runs: list[list[int]] = []
-    for n in sorted(set(numbers)):
-        if runs and n == runs[-1][1] + 1:
-            runs[-1][1] = n
-        else:
-            runs.append([n, n])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    rows, left_out = _cut(input_rows(c), limit)
+    return Section("inputs", inputs_header(c), rows, (), left_out)
 
 
 def communication(c: PlanContent, limit: int) -> Section:

@@ -147,7 +147,7 @@ def test_properties() -> None:
     assert plan.stages[0].mesh_shape == {"data": 2, "model": 2}
     assert plan.stages[0].memory.total == 8_001_511
     assert [c.kind for c in plan.communication] == ["all-reduce", "all-gather"]
-    assert plan.input_stages == {"state.params['w']": 0, "state.opt_state[0].count": 0, "batch['x']": 1}
+    assert plan.input_stages == {"state.params['w']": (0,), "state.opt_state[0].count": (0,), "batch['x']": (1,)}
     assert plan.search.gap == pytest.approx(0.1 / 2.1)
     assert repr(plan).startswith("Plan('train_step' on 'two hosts': 2 stages")
 

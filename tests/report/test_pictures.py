@@ -16,7 +16,7 @@ import autopar
 from autopar.cluster import Cluster
 from autopar.plan import Plan
 from autopar.report.dot import plan_dot
-from autopar.report.layers import layers, link_of, links, ranges, why
+from autopar.report.layers import layers, link_of, links, why
 from autopar.report.page import pair_page, pictures, plan_page
 from autopar.report.pictures import cluster_svg, memory_svg, timeline_svg
 from autopar.simulate import simulate
@@ -86,7 +86,6 @@ def test_layers_that_lie_alike_share_a_row(large: Plan) -> None:
     assert len(section.rows) == 2 * len(LEAVES)
     assert ("state['params'][*]['mlp.up']", "parameter", "0-95", "0-63", "f32[12288,49152@x=8]") in section.rows
     assert layers(large.content, 3).left_out == 2 * len(LEAVES) - 3
-    assert ranges([5, 1, 2, 3, 9]) == "1-3, 5, 9"
 
 
 def test_the_number_of_a_layer_is_not_that_of_a_place_in_a_tuple() -> None:

@@ -83,7 +83,7 @@ def test_the_order_that_happened_is_replayed_to_the_bit_and_interpreted(x64, sta
         again, other = step.replay(order, state, batch)
         jax.tree.map(np.testing.assert_array_equal, (new, metrics), (again, other))
         lies = step.compile(state, batch).plan.input_stages
-        places = {n: lies[f"state['params']['{n}']"] for n in state["params"]}
+        places = {n: lies[f"state['params']['{n}']"][0] for n in state["params"]}
         want = interpreted(state["params"], state["opt"][0].trace, batch, order, places, every)
         for n, w in want.items():
             np.testing.assert_allclose(new["params"][n], w, rtol=1e-12, atol=1e-12)

@@ -34,7 +34,7 @@ def run(model, schedule, stages, m, calls):
     step = autopar.parallelize(step_of(loss, tx), cluster=slow(), **options)
     lies = step.compile(state, batches[0]).plan.input_stages
     homes = jax.tree_util.tree_map_with_path(
-        lambda path, _: lies["state['params']" + jax.tree_util.keystr(path)], params
+        lambda path, _: lies["state['params']" + jax.tree_util.keystr(path)][0], params
     )
     assert len(set(jax.tree.leaves(homes))) > 1
     versions = VersionMap(schedule, stages, m)

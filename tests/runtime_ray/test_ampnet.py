@@ -55,7 +55,7 @@ def test_the_order_on_workers_is_replayed_there_and_interpreted(x64, stages, m, 
             again, other = step.replay(order, state, batch)
             assert_equal((new, metrics), (again, other))
             lies = step.compile(state, batch).plan.input_stages
-            places = {n: lies[f"state['params']['{n}']"] for n in state["params"]}
+            places = {n: lies[f"state['params']['{n}']"][0] for n in state["params"]}
             before = numbers(state)
             want = interpreted(before["params"], before["opt"][0].trace, batch, order, places, every)
             for n, w in want.items():

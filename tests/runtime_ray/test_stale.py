@@ -47,7 +47,7 @@ class Training:
         self.step = autopar.parallelize(step_of(loss, tx), cluster=cluster, plan=plan_of(model, schedule, stages, m))
         lies = self.step.compile(self.state, self.batches[0]).plan.input_stages
         stage_of = jax.tree_util.tree_map_with_path(
-            lambda path, _: lies["state['params']" + jax.tree_util.keystr(path)], params
+            lambda path, _: lies["state['params']" + jax.tree_util.keystr(path)][0], params
         )
         self.versions = VersionMap(schedule, stages, m)
         self.want, losses = replay(loss, tx, self.state, self.batches, self.versions, m, stage_of)

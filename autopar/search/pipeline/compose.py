@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 import msgspec
 
+from autopar.ir import Layout
 from autopar.ir.fingerprint import fingerprint
 from autopar.plan import (
     Communication,
+    InputPart,
     InputRecord,
     OutputRecord,
     Pipeline,
@@ -16,7 +18,6 @@ from autopar.plan import (
     PlanContent,
     SearchContent,
 )
-from autopar.plan.types import MemoryPlace
 from autopar.schedule import Table
 from autopar.search.bound import Freedom, bounded
 from autopar.search.pipeline.candidates import (
@@ -100,26 +101,29 @@ def _with_sends(content: PlanContent, stage: int, record: Pipeline, count: int, 
     return msgspec.structs.replace(content, stages=(sending,))
 
 
+def _whole(rank: int) -> InputPart:
+    """All of an input that no stage reads, on the first stage."""
+    return InputPart(0, str(Layout.replicated(rank)))
+
+
 def _records(
     problem: Problem, sliced: Sliced, parts: Sequence[PlanContent]
 ) -> tuple[tuple[InputRecord, ...], tuple[OutputRecord, ...]]:
-    """Records of the step's inputs and outputs, each on the first stage that has it."""
+    """Records of the step's inputs, on all stages that have them, and of its outputs."""
     graph = problem.graph
-    layouts: dict[str, tuple[int, str, MemoryPlace]] = {}
+    held: dict[str, list[InputPart]] = {}
     returned: dict[int, tuple[int, str]] = {}
     for p, content in zip(sliced.parts, parts, strict=True):
         values = {str(v): v for v in p.graph_inputs}
         for r in content.inputs:
             value = values[r.path]
             if value.kind in ("step", "piece") and value.name in sliced.map.inputs:
-                layouts.setdefault(value.name, (p.stage, r.layout, r.memory))
+                held.setdefault(value.name, []).append(InputPart(p.stage, r.layout, r.memory))
         for index, record in zip(p.outputs, content.outputs, strict=False):
             returned[index] = (p.stage, record.layout)
-    whole = "[{}]"
     inputs = tuple(
-        InputRecord(i.name, str(i.type), i.role, layout, stage, memory)
+        InputRecord.in_parts(i.name, str(i.type), i.role, held.get(i.name) or [_whole(i.type.rank)])
         for i in graph.inputs
-        for stage, layout, memory in [layouts.get(i.name, (0, whole.format(",".join("." * i.type.rank)), "device"))]
     )
     outputs = tuple(
         OutputRecord(o.path, str(o.type), returned[n][1], o.updates, returned[n][0])

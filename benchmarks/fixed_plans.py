@@ -188,8 +188,8 @@ def _hash(plan: Plan) -> str:
         content["cluster"] = json.dumps(content["cluster"], sort_keys=True, separators=(",", ":"))
         content["stages"] = [_stage_of_format_2(stage) for stage in content["stages"]]
         content.pop("product_flops", None)
-        for record in content["inputs"]:
-            record.pop("parts", None)
+        for record, name in ((r, n) for key, n in (("inputs", "parts"), ("choices", "stage")) for r in content[key]):
+            record.pop(name, None)
         (content.get("pipeline") or {}).pop("executions", None)
     return hashlib.sha256(msgspec.json.encode(document, order="deterministic")).hexdigest()[:16]
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
 import jax
-from msgspec import structs
 
 from autopar._compat.context import context_text, trace_context
 from autopar._compat.devices import world_devices
@@ -53,7 +52,7 @@ from autopar.errors import (
 from autopar.frontend import CallSignature, SignatureOptions, Traced, flatten_call, trace
 from autopar.frontend.signature import NUMBERS, positional_names, resolve
 from autopar.frontend.trace import PLAIN_ERRORS, needs_values
-from autopar.ir import Graph, Operator, TensorType
+from autopar.ir import Graph
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.verify import verify
 from autopar.lower.branches import with_own_buffers
@@ -62,7 +61,6 @@ from autopar.lower.pipeline.grid import OneProgramError
 from autopar.lower.program import lower
 from autopar.lower.split_layers import SplitStep, split_layers
 from autopar.plan import Plan
-from autopar.plan.details import Details, OperatorDetail
 from autopar.runtime import load_local
 from autopar.runtime.loaded import LoadedProgram
 from autopar.runtime.ray.cluster import RayCluster
@@ -76,12 +74,9 @@ from autopar.search.compiled_plans import Planned, build_within
 from autopar.search.counterfactuals import SearchedCounterfactuals
 from autopar.search.decision import Decision, asks_for_branches
 from autopar.search.garbage import rare_collections
+from autopar.search.operator_details import with_operators
 from autopar.search.planner import fastest, plan_on_workers, plan_step
-from autopar.sharding.factors import Dims, Rule
-from autopar.sharding.registry import rule_for
 from autopar.solver.meter import Work
-
-_LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 class PureFunction:
@@ -208,7 +203,7 @@ class PureFunction:
         planless._placements = self._placements
         searched = partial(planless.searched, self._traced[signature], self.options.memory_limit_bytes)
         again = None if self.options.plan is not None else SearchedCounterfactuals(searched, plan.content)
-        details = with_operators(plan.details, traced.graph)
+        details = plan.details if plan.num_stages > 1 else with_operators(plan.details, traced.graph)
         plan = replace(plan, input_tree=input_tree(traced), details=details, again=again)
         plan = plan.after((*traced.phases, *clock.phases()))
         self.planned[signature] = traced, plan
@@ -256,7 +251,7 @@ class PureFunction:
             o = self.options
             tries_pipelines = isinstance(o.search, str | Budgeted)
             plan = plan_step(decision, tries_pipelines=tries_pipelines, time_limit_s=o.time_limit_s)
-        return step.form_of(plan), about(plan, traced)
+        return step.form_of(plan), about(step.with_details(plan), traced)
 
     def searched(self, traced: Traced, limit_bytes: int | None) -> tuple[Problem, TracedStep]:
         """The planning problem with ``limit_bytes`` a device, and the traced step that planner techniques rewrite."""
@@ -505,46 +500,3 @@ def requested_stages(options: ParallelOptions) -> int | None:
     if isinstance(options.cluster, RayCluster) and asked is None and not asks_for_branches(options.schedule):
         return options.cluster.num_stages
     return asked
-
-
-def with_operators(details: Details, graph: Graph) -> Details:
-    """``details`` with the line and the form of every operator of ``graph``."""
-    operators = tuple(OperatorDetail(id, op.source, einsum_of(op, types)) for id, op, types in every_operator(graph))
-    return structs.replace(details, operators=operators)
-
-
-def einsum_of(op: Operator, types: Sequence[TensorType]) -> str:
-    """``ab,bc->ac  f32[8,64] f32[64,32] -> f32[8,32]``: dims of one letter are split together, ``.`` is never split.
-
-    Args:
-        op: the operator. A loop or branch has its types alone.
-        types: types of its operands.
-    """
-    results = [v.type for v in op.results]
-    shown = f"{' '.join(map(str, types))} -> {' '.join(map(str, results))}".strip()
-    if op.regions:
-        return shown
-    rule, _ = rule_for(op, tuple(types))
-    return f"{rule_letters(rule)}  {shown}"
-
-
-def rule_letters(rule: Rule) -> str:
-    """Labels of operands and results as letters, as ``ab,bc->ac``."""
-    names: dict[int, str] = {}
-
-    def one(dims: Dims) -> str:
-        return "".join(
-            "." if d is None else names.setdefault(d, _LETTERS[len(names)] if len(names) < len(_LETTERS) else "?")
-            for d in dims
-        )
-
-    operands = [one(dims) for dims in rule.operands]
-    return f"{','.join(operands)}->{','.join(one(dims) for dims in rule.results)}"
-
-
-def every_operator(graph: Graph, prefix: str = "") -> Iterator[tuple[str, Operator, tuple[TensorType, ...]]]:
-    """(id as in a plan, operator, types of its operands) of a graph and of the loops and branches in it."""
-    for op in graph.operators:
-        yield prefix + op.id, op, graph.operand_types(op)
-        for name, region in op.regions:
-            yield from every_operator(region, f"{prefix}{op.id}/{name}/")

@@ -38,6 +38,7 @@ from autopar.plan.form import NOT_OF_GRAPH
 from autopar.plan.types import dtype_and_shape
 from autopar.search.algebra import change_notes, pays
 from autopar.search.constraints import Constraint
+from autopar.search.operator_details import with_stage_operators
 from autopar.search.source import FormedStep, LayeredStep
 from autopar.solver.meter import Meter, Work
 
@@ -136,6 +137,14 @@ class TracedStep:
             stages,
         )
 
+    def with_details(self, plan: Plan) -> Plan:
+        """A plan of several stages with the lines of its choices, which one of a search that was ended lacks."""
+        scores = max(s.form.block_scores for s in plan.stages)
+        for (_, block_scores), layered in self.layered_steps.items():
+            if (layered.groups, block_scores) == (plan.content.stack_groups, scores):
+                return with_stage_operators(plan, layered.graph, layered.source)
+        return plan
+
     def form_of(self, plan: Plan) -> Traced:
         """The function in the form that a plan is of."""
         return self.traced if plan.content.pipeline is not None else self._in(plan.stages[0].form.asked)[0]
@@ -215,7 +224,7 @@ def restacked(plan: Plan, graph: Graph, split_step: SplitStep, block_scores: int
             if donated.issuperset(split_step.names(n)) and split_step.names(n)
         ),
     )
-    return Plan(warned.in_blocks(block_scores), plan.phases)
+    return replace(plan, content=warned.in_blocks(block_scores))
 
 
 def _parts_of(records: Sequence[InputRecord]) -> list[InputPart]:

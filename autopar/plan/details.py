@@ -12,18 +12,20 @@ import msgspec
 from autopar.plan.trail import TrailRow
 
 
-class OperatorDetail(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class OperatorDetail(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """An operator as people read it.
 
     Args:
         id: the operator, as in its record.
         source: the user's line, as ``file.py:12 (function)``; "" where it is not known.
         form: einsum-like form with the types: ``ab,bc->ac  f32[8,64] f32[64,32] -> f32[8,32]``.
+        stages: stages in whose graphs it is; empty in a plan of one stage.
     """
 
     id: str
     source: str = ""
     form: str = ""
+    stages: tuple[int, ...] = ()
 
 
 class TimelineSlice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,7 +55,7 @@ class Details(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """Details of a plan.
 
     Args:
-        operators: what each operator is.
+        operators: operators of the step; of several stages those of choices, which are of the stages' own graphs.
         slices: the timeline of a plan of one stage, in order of time.
         memory: bytes a device over it.
         work: work units of the search by kind of work; see `autopar.search.clock`. A plan that was loaded keeps them.
@@ -71,9 +73,9 @@ class Details(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
         """The details that a plan's file gets: all of them if the operators are known, else none."""
         return self if self.operators else NO_DETAILS
 
-    def of(self, name: str) -> OperatorDetail | None:
-        """The detail of an operator, by id."""
-        return next((d for d in self.operators if d.id == name), None)
+    def of(self, name: str, stage: int = 0) -> OperatorDetail | None:
+        """The detail of an operator of a stage, by id."""
+        return next((d for d in self.operators if d.id == name and (not d.stages or stage in d.stages)), None)
 
 
 #: Of a plan that has none.

@@ -5,7 +5,10 @@ from __future__ import annotations
 import html
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from msgspec import structs
 
 from autopar.errors import AutoparError, PlanMismatchError
 from autopar.errors.names import counted, near_names
@@ -14,7 +17,7 @@ from autopar.plan.arguments import input_groups, path_matches
 from autopar.plan.columns import bullets, columns, hanging, labelled, table, wrapped
 from autopar.plan.content import PlanContent
 from autopar.plan.counterfactuals import ALTERNATIVE
-from autopar.plan.details import NO_DETAILS, Details
+from autopar.plan.details import NO_DETAILS, Details, OperatorDetail
 from autopar.plan.pipeline import ExecutionPrice, ExecutionPrices
 from autopar.plan.throughput import throughput, throughput_text
 from autopar.plan.trail import ranges_of, ranges_text, stages_text
@@ -426,10 +429,10 @@ def _explained(
 ) -> str:
     """See `Plan.explain`; lines of any length."""
     if what is None:
-        choices = sorted(c.choices, key=lambda k: (-k.cost, k.name))[:10]
+        dearest = explained_choices(c, c.choices, details)[:_MOST_EXPLAINED]
         fixed = [n for n in c.notes if n.startswith(("constraint", "sharding_constraint"))]
         heading = "what was asked for\n\n" + "\n".join(fixed) + "\n\n" if fixed else ""
-        return heading + "the ten most expensive choices\n\n" + "\n\n".join(_choice_text(k, details) for k in choices)
+        return heading + "the ten most expensive choices\n\n" + "\n\n".join(map(_choice_text, dearest))
     exact = [k for k in c.choices if what == k.name or what in k.members]
     partly = [k for k in c.choices if what in k.name or any(what in m for m in k.members)]
     by_path = [k for k in c.choices if any(path_matches(what, name) for name in (k.name, *k.members))]
@@ -440,15 +443,16 @@ def _explained(
             f"the plan has no operator or argument called {what!r}",
             remedy=near_names(what, names),
         )
-    shown = matching[:_MOST_EXPLAINED]
+    told = explained_choices(c, matching, details)
+    shown = told[:_MOST_EXPLAINED]
     if without is not None and len(matching) == 1:
-        return _choice_text(matching[0], details) + _without_text(c, without(matching[0].name))
+        return _choice_text(told[0]) + _without_text(c, without(matching[0].name))
     tail = (
-        f"\n\n... {len(matching) - len(shown)} more match; a longer part of the name tells of fewer"
-        if len(matching) > len(shown)
+        f"\n\n... {len(told) - len(shown)} more match; a longer part of the name tells of fewer"
+        if len(told) > len(shown)
         else ""
     )
-    return "\n\n".join((*held, *(_choice_text(k, details) for k in shown))) + tail
+    return "\n\n".join((*held, *map(_choice_text, shown))) + tail
 
 
 def _without_text(c: PlanContent, other: Considered | None) -> str:
@@ -464,12 +468,48 @@ def _without_text(c: PlanContent, other: Considered | None) -> str:
     )
 
 
-def _choice_text(k: Choice, details: Details) -> str:
+@dataclass(frozen=True)
+class ExplainedChoice:
+    """A choice that one or more stages have made alike.
+
+    Args:
+        choice: the first stage's.
+        detail: line and form of its operator; empty where they are not known.
+        stages: the stages; empty in a plan of one stage.
+    """
+
+    choice: Choice
+    detail: OperatorDetail
+    stages: tuple[int, ...]
+
+
+def explained_choices(
+    c: PlanContent, choices: Iterable[Choice], details: Details = NO_DETAILS
+) -> list[ExplainedChoice]:
+    """Choices of a plan, the dearest first, those that stages have made alike as one.
+
+    Args:
+        c: the plan.
+        choices: some of it.
+        details: of the plan.
+    """
+    known = {(d.id, stage): d for d in details.operators for stage in d.stages or (0,)}
+    stages: dict[tuple[Choice, OperatorDetail], list[int]] = {}
+    for k in sorted(choices, key=lambda k: (-k.cost, k.name, k.stage)):
+        detail = known.get((k.name, k.stage), OperatorDetail(k.name))
+        alike = structs.replace(k, stage=0), structs.replace(detail, stages=())
+        stages.setdefault(alike, []).append(k.stage)
+    several = len(c.stages) > 1
+    return [ExplainedChoice(k, d, tuple(numbers) if several else ()) for (k, d), numbers in stages.items()]
+
+
+def _choice_text(told: ExplainedChoice) -> str:
+    k, detail = told.choice, told.detail
     lines = [k.name]
-    detail = details.of(k.name)
-    if detail is not None:
-        lines += [f"  at:         {detail.source}"] if detail.source else []
-        lines.append(f"  computes:   {detail.form}")
+    if told.stages:
+        lines.append(f"  on:         {stages_text(told.stages)}")
+    lines += [f"  at:         {detail.source}"] if detail.source else []
+    lines += [f"  computes:   {detail.form}"] if detail.form else []
     lines += [f"  choice:     {k.choice}", f"  cost:       {seconds_text(k.cost)}"]
     if k.runner_up:
         lines.append(f"  runner-up:  {k.runner_up}")

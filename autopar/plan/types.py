@@ -303,6 +303,7 @@ class Choice(Record, frozen=True):
         cost: seconds of it: its own and those of resharding to and from its neighbours.
         runner_up: the next best with everything else as it is, or "" where there was no other.
         runner_up_cost: its seconds.
+        stage: the stage whose graph it is of.
     """
 
     name: str
@@ -311,6 +312,7 @@ class Choice(Record, frozen=True):
     cost: float
     runner_up: str
     runner_up_cost: float | None
+    stage: int = 0
 
 
 class Considered(Record, frozen=True):

@@ -20,7 +20,6 @@ from autopar.cluster import Cluster
 from autopar.errors import AutoparError
 from autopar.errors.names import counted
 from autopar.plan import Plan, PlanContent, Stage
-from autopar.plan.details import Details
 from autopar.plan.text import TIME_PARTS, USELESS, bytes_text, seconds_text, time_parts
 from autopar.report.diff import diff
 from autopar.report.layers import layers, links, why
@@ -66,7 +65,7 @@ def plan_page(plan: Plan, folders: Sequence[Path] = ()) -> str:
         sections=(
             layers(c, MAX_ROWS),
             links(c),
-            *with_source_lines(sections(plan, rows=MAX_ROWS, choices=MAX_CHOICES), plan.details, folders),
+            *with_source_lines(sections(plan, rows=MAX_ROWS, choices=MAX_CHOICES), folders),
             *([trail(plan, MAX_ROWS)] if plan.search.trail else []),
         ),
         notes=c.notes[:MAX_ROWS],
@@ -297,9 +296,7 @@ LISTING = "source lines"
 _PLACE = re.compile(r"(?P<file>[^:]+):(?P<line>\d+)\b")
 
 
-def with_source_lines(
-    sections: Sequence[Section], details: Details, folders: Sequence[Path] = ()
-) -> tuple[Section, ...]:
+def with_source_lines(sections: Sequence[Section], folders: Sequence[Path] = ()) -> tuple[Section, ...]:
     """Sections whose rows are linked to the lines that they come from, with a listing of these lines after them.
 
     What a row's operator computes, with its shapes, is shown where a pointer is over the row's name. A line's text is
@@ -307,10 +304,8 @@ def with_source_lines(
 
     Args:
         sections: of a page.
-        details: of its plan.
         folders: where files may be that this process did not load.
     """
-    known = {d.id: d for d in details.operators}
     lines: dict[str, list[str]] = {}
     linked = []
     for s in sections:
@@ -323,7 +318,8 @@ def with_source_lines(
                 lines.setdefault(row[at], []).append(row[0])
         anchors = {line: f"line-{n}" for n, line in enumerate(lines)}
         targets = tuple(anchors.get(row[at], "") for row in s.rows)
-        hover = tuple(known[row[0]].form if row[0] in known else "" for row in s.rows)
+        form = s.header.index("computes")
+        hover = tuple(row[form] for row in s.rows)
         linked.append(replace(s, link_column=at, targets=targets, hover=hover))
     if not lines:
         return tuple(linked)

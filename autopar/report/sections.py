@@ -9,7 +9,7 @@ from autopar.plan import Plan, PlanContent
 from autopar.plan.alternatives import outcome_text
 from autopar.plan.columns import columns, table, wrapped
 from autopar.plan.counterfactuals import ALTERNATIVE
-from autopar.plan.details import NO_DETAILS, Details, OperatorDetail
+from autopar.plan.details import NO_DETAILS, Details
 from autopar.plan.text import (
     AGAINST,
     ALTERNATIVE_HEADER,
@@ -19,6 +19,7 @@ from autopar.plan.text import (
     alternative_rows,
     bytes_text,
     communication_note,
+    explained_choices,
     input_rows,
     inputs_header,
     layers_text,
@@ -176,9 +177,8 @@ def trail(plan: Plan, limit: int) -> Section:
 
 def expensive_choices(c: PlanContent, limit: int, details: Details = NO_DETAILS) -> Section:
     """The choices that cost most, each with its line and form where they are known, and the next best."""
-    known = {d.id: d for d in details.operators}
-    none = OperatorDetail("")
-    ordered = sorted(c.choices, key=lambda k: (-k.cost, k.name))
+    known, several = bool(details.operators), len(c.stages) > 1
+    ordered = explained_choices(c, c.choices, details)
     all_rows = [
         (
             k.name,
@@ -187,15 +187,19 @@ def expensive_choices(c: PlanContent, limit: int, details: Details = NO_DETAILS)
             k.runner_up or "nothing else is possible",
             seconds_text(k.runner_up_cost) if k.runner_up else "-",
             str(len(k.members)),
-            *((known.get(k.name, none).source, known.get(k.name, none).form) if known else ()),
+            *((ranges_text(ranges_of(told.stages)),) if several else ()),
+            *((told.detail.source, told.detail.form) if known else ()),
         )
-        for k in ordered
+        for told in ordered
+        for k in [told.choice]
     ]
     rows, left_out = _cut(all_rows, limit)
-    cheaper = any(k.runner_up_cost is not None and k.runner_up_cost < k.cost for k in ordered[: len(rows)])
+    costs = [(told.choice.cost, told.choice.runner_up_cost) for told in ordered[: len(rows)]]
+    cheaper = any(other_s is not None and other_s < cost_s for cost_s, other_s in costs)
+    header = ("for", "choice", "cost", "runner-up", "its cost", "followers")
     return Section(
         "most expensive choices",
-        ("for", "choice", "cost", "runner-up", "its cost", "followers", *(("line", "computes") if known else ())),
+        (*header, *(("stages",) if several else ()), *(("line", "computes") if known else ())),
         rows,
         (2, 4, 5),
         left_out,

@@ -32,6 +32,7 @@ from autopar.plan.trail import TrailRow
 from autopar.schedule.registry import registered_schedules
 from autopar.search.clock import Clock
 from autopar.search.constraints import shards_of
+from autopar.search.operator_details import with_stage_operators
 from autopar.search.outcome import Bounded
 from autopar.search.pipeline.branches import branches
 from autopar.search.pipeline.search import pipeline
@@ -311,6 +312,8 @@ class Cached:
             problem.trail.rows.extend(trail.rows)
         if isinstance(answer, Bounded):
             return answer
+        if source is not None:
+            answer = with_stage_operators(answer, problem.graph, source)
         if key is not None and time.perf_counter() - began >= self.cache.least_s:
             self.cache.put(key, answer.content, answer.details, meter, trail.rows)
         return answer

@@ -66,6 +66,26 @@ class Sliced:
 
 
 @dataclass(frozen=True)
+class CutStage:
+    """A stage of a step, in a form.
+
+    Args:
+        graph: of the stage.
+        origins: ids of the operators of the step, by the ids of the stage's operators; see `Sliced`.
+    """
+
+    graph: Graph
+    origins: Mapping[str, str]
+
+    def origin(self, id: str) -> str:
+        """Id in the step of an operator of the stage; "" of one that the step does not have."""
+        known = id
+        while known and known not in self.origins:
+            known = known.rpartition("/")[0]
+        return self.origins[known] + id.removeprefix(known) if known else ""
+
+
+@dataclass(frozen=True)
 class FormedStep:
     """A step as one stage, in a form.
 
@@ -172,8 +192,8 @@ class StageSource(Protocol):
         With one microbatch it may where nothing that other stages send after the loop has a part in the update.
         """
 
-    def in_form(self, members: Sequence[Sequence[str]], stage: int, form: StepForm) -> Graph:
-        """The graph of one stage of the step cut into stages.
+    def in_form(self, members: Sequence[Sequence[str]], stage: int, form: StepForm) -> CutStage:
+        """One stage of the step cut into stages, in a form.
 
         Args:
             members: by stage the ids of its operators of the forward pass.

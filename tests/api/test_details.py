@@ -13,6 +13,8 @@ import pytest
 
 import autopar
 from autopar.report.page import plan_page
+from autopar.search.cache import PlanCache
+from tests.search.problems import toy
 
 S = jax.ShapeDtypeStruct
 
@@ -104,3 +106,73 @@ def test_a_measured_step_beside_the_prediction(tmp_path):
     events = json.loads((tmp_path / "both.json").read_text())["traceEvents"]
     titles = {e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert titles == {"predicted", "measured"}
+
+
+def by_hand(params, batch):
+    """Four equal layers, each on a line of its own: stages of two layers are isomorphic."""
+
+    def loss(p):
+        h = jnp.tanh(batch @ p[0])
+        h = jnp.tanh(h @ p[1])
+        h = jnp.tanh(h @ p[2])
+        h = jnp.tanh(h @ p[3])
+        return jnp.mean(h**2)
+
+    value, grads = jax.value_and_grad(loss)(params)
+    return jax.tree.map(lambda a, g: a - 0.1 * g, params, grads), value
+
+
+def stacked(params, batch):
+    value, grads = jax.value_and_grad(looped)(params, batch)
+    return params - 0.1 * grads, value
+
+
+STAGED = [
+    (by_hand, ([S((64, 64), "float32")] * 4, S((32, 64), "float32"))),
+    (stacked, (S((4, 64, 64), "float32"), S((32, 64), "float32"))),
+]
+
+
+def staged(fn, args, **options):
+    step = autopar.parallelize(fn, cluster=toy(4), num_stages=2, num_microbatches=2, **options)
+    return step.plan(*args)
+
+
+@pytest.mark.parametrize("remat", ["none", "full"])
+@pytest.mark.parametrize(("fn", "args"), STAGED, ids=["by hand", "stacked"])
+def test_choices_of_stages_show_their_stage_line_and_form(fn, args, remat):
+    plan = staged(fn, args, remat=remat)
+    paths = {i.path for i in plan.content.inputs}
+    dearest = sorted(plan.content.choices, key=lambda k: -k.cost)
+    products = [k for k in dearest if "dot_general" in k.name]
+    assert {k.stage for k in products} == {0, 1}
+    for k in products:
+        detail = plan.details.of(k.name, k.stage)
+        assert "test_details.py:" in detail.source, k.name
+        assert "->" in detail.form or not k.name.startswith("microbatches/"), k.name
+    assert not any(k.name in paths and plan.details.of(k.name, k.stage) for k in dearest)
+    text = plan.explain()
+    blocks = [block for block in text.split("\n\n") if "dot_general" in block.splitlines()[0]]
+    assert blocks and all(re.search(r"  on: +stages? [01]", b) and "  at:  " in b for b in blocks)
+    page = re.sub("<[^>]*>", "", plan_page(plan))
+    assert "source lines" in page and "test_details.py:" in page
+    assert autopar.Plan.from_json(plan.to_json()).explain() == text
+
+
+def test_isomorphic_stages_have_lines_of_their_own():
+    plan = staged(*STAGED[0])
+    lines = {0: set(), 1: set()}
+    for d in plan.details.operators:
+        if "dot_general" in d.id and d.form:
+            for stage in d.stages:
+                lines[stage].add(int(re.search(r"test_details.py:(\d+)", d.source)[1]))
+    assert len(lines[0] | lines[1]) == 4 and max(lines[0]) < min(lines[1])
+
+
+def test_stages_of_a_search_that_was_ended_and_of_the_cache_have_lines(monkeypatch, tmp_path):
+    whole = staged(*STAGED[1])
+    assert staged(*STAGED[1], time_limit_s=0).details.operators
+    monkeypatch.setattr("autopar.api.pure.plan_cache", lambda _: PlanCache(tmp_path, least_s=0.0))
+    assert staged(*STAGED[1]).details.operators == whole.details.operators
+    monkeypatch.setattr("autopar.search.operator_details.every_operator", None)
+    assert staged(*STAGED[1]).details.operators == whole.details.operators

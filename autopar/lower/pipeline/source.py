@@ -34,7 +34,7 @@ from autopar.lower.retrace import Recorder, Step
 from autopar.lower.rewrites import blockwise_bound
 from autopar.microbatch import Joined, Microbatching, analyze, analyze_with_barrier
 from autopar.plan import StepForm
-from autopar.search.source import Sliced
+from autopar.search.source import CutStage, Sliced
 from autopar.sharding.padding import renamed_dims
 from autopar.solver.meter import Meter, Work
 from autopar.stages import StageMap, StageParts, assign, stage_parts
@@ -155,9 +155,9 @@ class TracedStages:
         graph, origins = self._planned(cut, stage, StepForm(count))
         return Sliced(cut.map, (cut.parts[stage],), (graph,), (origins,))
 
-    def in_form(self, members: Sequence[Sequence[str]], stage: int, form: StepForm) -> Graph:
-        """The graph of one stage of the step cut into stages; see `StageSource`."""
-        return self._planned(self._cut(form.microbatches, members), stage, form)[0]
+    def in_form(self, members: Sequence[Sequence[str]], stage: int, form: StepForm) -> CutStage:
+        """One stage of the step cut into stages, in a form; see `StageSource`."""
+        return CutStage(*self._planned(self._cut(form.microbatches, members), stage, form))
 
     def updates_in_backward(self, count: int, members: Sequence[Sequence[str]], stage: int) -> bool:
         """Whether the backward loop over a stage's layers may update them; see `StageSource`."""

@@ -51,7 +51,7 @@ def compose(problem: Problem, candidate: Candidate, sliced: Sliced, parts: Seque
         outputs=outputs,
         operators=(),
         copies=(),
-        choices=tuple(x for c in parts for x in c.choices),
+        choices=tuple(msgspec.structs.replace(x, stage=i) for i, c in enumerate(parts) for x in c.choices),
         search=SearchContent(parts[0].search.strategy, seconds, None),
         notes=tuple(dict.fromkeys([*(n for c in parts for n in c.notes), *_barrier(sliced)])),
         memory_limit=problem.memory_limit_bytes,

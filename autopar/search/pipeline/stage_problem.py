@@ -228,7 +228,7 @@ def _stage_graph(pipeline: ScheduledStages, stage: int, form: StepForm) -> _Stag
     form = pipeline.of_stage(stage, form)
     graph = pipeline.sliced.graphs[stage]
     if form.changes_stage:
-        graph = pipeline.source.in_form(pipeline.members, stage, form)
+        graph = pipeline.source.in_form(pipeline.members, stage, form).graph
     at = {id: n for n, id in enumerate(pipeline.members[stage])}
     layers = tuple(tuple(at[id] for id in layer) for layer in pipeline.layers_of(stage))
     constraints = pipeline.sliced.constraints(stage, pipeline.problem.job.constraints)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, TextIO, TypeVar, cast
 
-from autopar._compat.reminders import AFTER_S, EVERY_S, reminders, timer
+from autopar._compat.reminders import ACTIVITY, AFTER_S, EVERY_S, reminders, timer
 from autopar.errors import AutoparError
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -62,11 +62,15 @@ class Reporter:
         finally:
             self._depth -= 1
 
+    @property
+    def _now(self) -> str:
+        return ACTIVITY.or_phase(self._text or "working")
+
     def _reminded(self, stream: TextIO) -> Callable[[float], None]:
         """A writer of lines of a log, for the seconds so far."""
 
         def write(passed_s: float) -> None:
-            stream.write(f"autopar: {self._text or 'working'} ({passed_s:.0f} s)\n")
+            stream.write(f"autopar: {self._now} ({passed_s:.0f} s)\n")
             stream.flush()
 
         return write
@@ -79,7 +83,7 @@ class Reporter:
         def write(passed_s: float) -> float:
             nonlocal is_written
             is_written = True
-            text = f"autopar: {self._text or 'working'} ({passed_s:.0f} s)"
+            text = f"autopar: {self._now} ({passed_s:.0f} s)"
             stream.write(f"\r{text[:_WIDTH]:<{_WIDTH}}")
             stream.flush()
             return EVERY_S

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from autopar._compat.files import write_whole
-from autopar._compat.reminders import AFTER_S, reminders
+from autopar._compat.reminders import ACTIVITY, AFTER_S, reminders
 from autopar.errors import AutoparError
 from autopar.plan.columns import columns
 from autopar.report.sections import Section
@@ -75,6 +76,17 @@ def write_file(path: str, text: str) -> None:
 _COUNTS = re.compile(r"\b\d+(?= operators\b)")
 
 
+@dataclass(frozen=True)
+class _Phase:
+    """A phase, as a spinner draws it each time: what the process does in it, if that has a name of its own."""
+
+    text: str
+
+    def __rich__(self) -> Any:
+        # Text, not str: what is in brackets is no markup.
+        return import_module("rich.text").Text(ACTIVITY.or_phase(self.text))
+
+
 @contextlib.contextmanager
 def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
     """A function that says on standard error what is being done: a spinner on a terminal, else a line each time, and
@@ -88,8 +100,7 @@ def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
     elif sys.stderr.isatty():
         console = import_module("rich.console").Console(stderr=True)
         with console.status("") as status:
-            # Text, not str: what is in brackets is no markup.
-            yield lambda text: status.update(import_module("rich.text").Text(text))
+            yield lambda text: status.update(_Phase(text))
     else:
         # By the line without its counts: forms of a step that are planned in the same way are one line.
         said: dict[str, str] = {}
@@ -101,7 +112,8 @@ def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
 
         def remind(passed_s: float) -> None:
             if said:
-                click.echo(f"{next(reversed(said.values()))} ({passed_s:.0f} s so far)", err=True)
+                text = ACTIVITY.or_phase(next(reversed(said.values())))
+                click.echo(f"{text} ({passed_s:.0f} s so far)", err=True)
 
         with reminders(remind, AFTER_S):
             yield say

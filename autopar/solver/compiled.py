@@ -11,16 +11,41 @@ from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
+from numba.core import event
 from numpy.typing import NDArray
 
+from autopar._compat.reminders import ACTIVITY
 from autopar.solver.kernel_cache import KernelCache, kernel_folder, package_folder, source_hash
 from autopar.solver.problem import Array
 from autopar.solver.sweeping import Sweep, sweeping
 
 Function = TypeVar("Function", bound=Callable[..., object])
 
+#: Text of the time that a loop takes to compile: some 10 s for those of a first plan.
+COMPILING = "compiling loops of the solver for their first use"
 _FOLDER = kernel_folder(os.environ)
 _SOURCE = source_hash()
+
+
+class _Compilations(event.Listener):
+    """Compilations of loops of the solver, as progress tells of them; those of others are left out."""
+
+    def on_start(self, event: Any) -> None:
+        """A loop is not on disk."""
+        if _is_own(event):
+            ACTIVITY.begin(COMPILING)
+
+    def on_end(self, event: Any) -> None:
+        """It is compiled, or cannot be."""
+        if _is_own(event):
+            ACTIVITY.end()
+
+
+def _is_own(event: Any) -> bool:
+    return isinstance(event.data["dispatcher"]._cache, KernelCache)
+
+
+event.register("numba:compile", _Compilations())  # type: ignore[no-untyped-call]
 
 
 def compiled(function: Function) -> Function:

@@ -85,6 +85,30 @@ def test_lines_of_a_log_say_what_takes_long_and_get_rarer(monkeypatch):
     assert log.getvalue().splitlines() == [f"autopar: planning 914 operators ({s} s)" for s in (2, 4, 8)]
 
 
+@pytest.mark.parametrize("stream", [Terminal, io.StringIO])
+def test_what_begins_inside_of_a_phase_is_named_instead_of_it(monkeypatch, stream):
+    written = stream()
+    monkeypatch.setattr("sys.stderr", written)
+    monkeypatch.setattr(progress, "EVERY_S", 0.001)
+
+    def wait_for(text):
+        for _ in range(2000):
+            if text in written.getvalue():
+                return
+            threading.Event().wait(0.005)
+        raise AssertionError(written.getvalue())
+
+    reporter = Reporter(live=True, after_s=0.001)
+    with reporter.shown():
+        reporter("planning")
+        reminders.ACTIVITY.begin("compiling")
+        try:
+            wait_for("autopar: compiling (")
+        finally:
+            reminders.ACTIVITY.end()
+        wait_for("autopar: planning (")
+
+
 def test_a_file_gets_lines_of_its_own(monkeypatch):
     log = io.StringIO()
     monkeypatch.setattr("sys.stderr", log)

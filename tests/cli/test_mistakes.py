@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import math
 import os
 import pty
@@ -13,6 +14,7 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
 from importlib import import_module
 from pathlib import Path
 
@@ -21,6 +23,7 @@ import pytest
 import autopar.cli.cache
 import autopar.cli.plan
 import autopar.cli.planning
+from autopar._compat.reminders import ACTIVITY
 from autopar.cli import output
 from autopar.cli.group import in_options
 from autopar.cli.output import progress
@@ -208,6 +211,34 @@ def test_what_takes_long_is_said_again(monkeypatch: pytest.MonkeyPatch) -> None:
         say("planning 914 operators for a")
         assert lines.get() == "planning 914 operators for a"
         assert re.fullmatch(r"planning 914 operators for a \(\d+ s so far\)", lines.get())
+        ACTIVITY.begin("compiling")
+        try:
+            assert any(re.fullmatch(r"compiling \(\d+ s so far\)", lines.get()) for _ in range(100))
+        finally:
+            ACTIVITY.end()
+
+
+def test_a_spinner_names_what_begins_inside_of_a_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = io.StringIO()
+    monkeypatch.setattr("sys.stderr", drawn)
+    monkeypatch.setattr(drawn, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    with progress(False) as say:
+        say("planning [914] operators")
+        drawn_once(drawn, "planning [914] operators")
+        ACTIVITY.begin("compiling [loops]")
+        try:
+            drawn_once(drawn, "compiling [loops]")
+        finally:
+            ACTIVITY.end()
+
+
+def drawn_once(stream: io.StringIO, text: str) -> None:
+    for _ in range(2000):
+        if text in stream.getvalue():
+            return
+        threading.Event().wait(0.005)
+    raise AssertionError(stream.getvalue())
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,21 @@ ONE_LOOP = (
 )
 
 
+#: As `ONE_LOOP`, and prints what progress says while it compiles, and when it is done.
+TOLD = (
+    "import numpy as np\n"
+    "from autopar._compat.reminders import ACTIVITY\n"
+    "from autopar.solver.compiled import is_no_sum\n"
+    "from numba.core import event, dispatcher\n"
+    "class Listener(event.Listener):\n"
+    "    def on_start(self, event): print(ACTIVITY.or_phase('planning'))\n"
+    "    def on_end(self, event): pass\n"
+    "event.register('numba:compile', Listener())\n"
+    "is_no_sum(np.array([[0, 1], [1, 0]], dtype=np.float32), 1e-9)\n"
+    "print(ACTIVITY.or_phase('planning'))\n"
+)
+
+
 def start(folder: Path, program: str = ONE_LOOP) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", program],
@@ -298,3 +313,10 @@ def test_all_loops_that_a_plan_of_many_operators_runs_are_compiled_ahead(tmp_pat
     )
     finish(start(tmp_path, program))
     assert not (tmp_path / "kernels").exists()
+
+
+def test_progress_says_that_a_loop_is_compiled_and_not_that_it_is_loaded(tmp_path: Path) -> None:
+    said = "compiling loops of the solver for their first use"
+    first = finish(start(tmp_path / "kept", TOLD)).splitlines()
+    assert first[-1] == "planning" and set(first[:-1]) == {said}
+    assert finish(start(tmp_path / "kept", TOLD)).splitlines() == ["planning"]

@@ -102,7 +102,8 @@ def command(
             planning.check_strategy(name)
         plain, plan_options = planning.options_of(function, replace(request, **dict.fromkeys(planning.DEGREES)))
         if degrees:
-            every = all_degrees(plan_options.cluster or Cluster.local(), request.degrees)
+            alone = plan_options.num_microbatches == 1
+            every = all_degrees(plan_options.cluster or Cluster.local(), request.degrees, one_microbatch=alone)
             names = (*names, *((degrees_text(manual), manual) for manual in every))
         comparison = api.compare_with(plain, values, plan_options, names, budget, say)
     show(comparison, form, output)

@@ -443,13 +443,13 @@ def _explained(
             f"the plan has no operator or argument called {what!r}",
             remedy=near_names(what, names),
         )
-    told = explained_choices(c, matching, details)
-    shown = told[:_MOST_EXPLAINED]
+    rows = explained_choices(c, matching, details)
+    shown = rows[:_MOST_EXPLAINED]
     if without is not None and len(matching) == 1:
-        return _choice_text(told[0]) + _without_text(c, without(matching[0].name))
+        return _choice_text(rows[0]) + _without_text(c, without(matching[0].name))
     tail = (
-        f"\n\n... {len(told) - len(shown)} more match; a longer part of the name tells of fewer"
-        if len(told) > len(shown)
+        f"\n\n... {len(rows) - len(shown)} more match; a longer part of the name tells of fewer"
+        if len(rows) > len(shown)
         else ""
     )
     return "\n\n".join((*held, *map(_choice_text, shown))) + tail
@@ -470,7 +470,7 @@ def _without_text(c: PlanContent, other: Considered | None) -> str:
 
 @dataclass(frozen=True)
 class ExplainedChoice:
-    """A choice that one or more stages have made alike.
+    """A choice that one or more stages have in common.
 
     Args:
         choice: the first stage's.
@@ -486,7 +486,7 @@ class ExplainedChoice:
 def explained_choices(
     c: PlanContent, choices: Iterable[Choice], details: Details = NO_DETAILS
 ) -> list[ExplainedChoice]:
-    """Choices of a plan, the dearest first, those that stages have made alike as one.
+    """Choices of a plan, the dearest first, those that stages have in common as one.
 
     Args:
         c: the plan.
@@ -497,17 +497,17 @@ def explained_choices(
     stages: dict[tuple[Choice, OperatorDetail], list[int]] = {}
     for k in sorted(choices, key=lambda k: (-k.cost, k.name, k.stage)):
         detail = known.get((k.name, k.stage), OperatorDetail(k.name))
-        alike = structs.replace(k, stage=0), structs.replace(detail, stages=())
-        stages.setdefault(alike, []).append(k.stage)
+        same = structs.replace(k, stage=0), structs.replace(detail, stages=())
+        stages.setdefault(same, []).append(k.stage)
     several = len(c.stages) > 1
     return [ExplainedChoice(k, d, tuple(numbers) if several else ()) for (k, d), numbers in stages.items()]
 
 
-def _choice_text(told: ExplainedChoice) -> str:
-    k, detail = told.choice, told.detail
+def _choice_text(row: ExplainedChoice) -> str:
+    k, detail = row.choice, row.detail
     lines = [k.name]
-    if told.stages:
-        lines.append(f"  on:         {stages_text(told.stages)}")
+    if row.stages:
+        lines.append(f"  on:         {stages_text(row.stages)}")
     lines += [f"  at:         {detail.source}"] if detail.source else []
     lines += [f"  computes:   {detail.form}"] if detail.form else []
     lines += [f"  choice:     {k.choice}", f"  cost:       {seconds_text(k.cost)}"]

@@ -86,11 +86,14 @@ class AxisRole(Record, frozen=True):
         use: the dim that it splits: "data", of examples; "context", of tokens; "space", of images; "expert", of
             matrices that are used side by side; "tensor", another dim of the parameter.
         share: of the FLOPs of these products those in which it splits such a dim, 0 to 1.
+        gradients: of the gradients that microbatches add up the share that it splits, 0 to 1; 0 in plans of older
+            versions.
     """
 
     axis: str
     use: AxisUse
     share: float
+    gradients: float = 0.0
 
 
 class HostMemory(Record, frozen=True):

@@ -33,6 +33,8 @@ _MATRIX_DIMS: Final = (
 )
 #: Shares of products from which a use of an axis is named: of experts, and of others; and below which it is not of all.
 _EXPERTS_FROM, _NAMED_FROM, _ALL_FROM = 0.01, 0.1, 0.9
+#: Share above which something is most of the whole.
+_MOST: Final = 0.5
 _USES: Final[Mapping[AxisUse, str]] = MappingProxyType(
     {
         "data": "data parallel",
@@ -342,21 +344,35 @@ def _of_parameters(c: PlanContent, stages: Sequence[_StageAxes]) -> list[str]:
         together = "parameters, gradients and optimizer state" if same else "parameters and gradients"
         said.append(of_parameters.text(together) + " (ZeRO-3)")
     if of_state.num_parts > 1 and of_state.as_split != of_parameters.as_split:
-        zero = "" if of_parameters.num_parts > 1 else f" ({_stage_of_zero(c)})"
+        zero = "" if of_parameters.num_parts > 1 else f" ({_stage_of_zero(c, state, stages)})"
         said.append(of_state.text("optimizer state") + zero)
     return [*said, *[text for g in groups if (text := _table(g, stages, total))][:_MOST_NAMED]]
 
 
-def _stage_of_zero(c: PlanContent) -> str:
+def _stage_of_zero(c: PlanContent, state: Iterable[InputRecord], stages: Sequence[_StageAxes]) -> str:
     """The ZeRO stage of a plan that splits optimizer state and not parameters.
 
-    Gradients of microbatches are added up whole in stage 1 and in parts in stage 2. Without microbatches they are
-    summed into the parts at once: both stages are one plan.
+    Gradients of microbatches are added up whole in stage 1 and in parts in stage 2: the axes that split most of the
+    optimizer state split most of them too. Without microbatches they are summed into the parts at once: both stages
+    are one plan.
+
+    Args:
+        c: the plan.
+        state: its optimizer state, by stage.
+        stages: its mesh axes.
     """
     if c.num_microbatches == 1:
         return "ZeRO-1 and 2"
-    sums = [(s.accumulation_bytes or s.memory.gradients, s.memory.parameters) for s in c.stages]
-    return "ZeRO-2" if any(0 < 2 * accumulated <= held for accumulated, held in sums) else "ZeRO-1"
+    if not any(s.axis_roles for s in c.stages):  # of an older version
+        sums = [(s.accumulation_bytes or s.memory.gradients, s.memory.parameters) for s in c.stages]
+        return "ZeRO-2" if any(0 < summed <= _MOST * held for summed, held in sums) else "ZeRO-1"
+    shares = [{r.axis: r.gradients for r in s.axis_roles} for s in c.stages]
+    in_parts, total = 0, 0
+    for i in state:
+        axes = stages[i.stage].state_axes(i)
+        in_parts += _bytes(i) if all(shares[i.stage].get(a, 0.0) > _MOST for a in axes) and axes else 0
+        total += _bytes(i)
+    return "ZeRO-2" if in_parts > _MOST * total else "ZeRO-1"
 
 
 def _table(g: InputGroup, stages: Sequence[_StageAxes], total: int) -> str:

@@ -187,14 +187,14 @@ def expensive_choices(c: PlanContent, limit: int, details: Details = NO_DETAILS)
             k.runner_up or "nothing else is possible",
             seconds_text(k.runner_up_cost) if k.runner_up else "-",
             str(len(k.members)),
-            *((ranges_text(ranges_of(told.stages)),) if several else ()),
-            *((told.detail.source, told.detail.form) if known else ()),
+            *((ranges_text(ranges_of(row.stages)),) if several else ()),
+            *((row.detail.source, row.detail.form) if known else ()),
         )
-        for told in ordered
-        for k in [told.choice]
+        for row in ordered
+        for k in [row.choice]
     ]
     rows, left_out = _cut(all_rows, limit)
-    costs = [(told.choice.cost, told.choice.runner_up_cost) for told in ordered[: len(rows)]]
+    costs = [(row.choice.cost, row.choice.runner_up_cost) for row in ordered[: len(rows)]]
     cheaper = any(other_s is not None and other_s < cost_s for cost_s, other_s in costs)
     header = ("for", "choice", "cost", "runner-up", "its cost", "followers")
     return Section(

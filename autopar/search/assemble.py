@@ -7,7 +7,7 @@ matrices of every layer.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Flag, auto
@@ -22,6 +22,7 @@ from autopar.cost.compute import operator_flops
 from autopar.ir import Graph, Layout, Operator
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.loops import Scan, While, runs_inside
+from autopar.ir.phases import MICROBATCHES, STAGE
 from autopar.ir.primitives import DENSE_CONTRACTIONS
 from autopar.plan import (
     AxisRole,
@@ -254,7 +255,24 @@ def axis_roles(
         for axis in axes:
             if (use := product.use_of(axis, layouts)) is not None:
                 flops[axis, use] = flops.get((axis, use), 0.0) + product.flops
-    return tuple(AxisRole(axis, use, round(n / total, 3)) for (axis, use), n in sorted(flops.items()) if n)
+    split = _gradients_split(graph, records)
+    return tuple(
+        AxisRole(axis, use, round(n / total, 3), round(split[axis], 3)) for (axis, use), n in sorted(flops.items()) if n
+    )
+
+
+def _gradients_split(graph: Graph, records: Sequence[OperatorRecord]) -> Mapping[str, float]:
+    """By mesh axis the share that it splits of what microbatches add up in the shape of a parameter."""
+    loops = {op.id: op for op in graph.operators if {MICROBATCHES, STAGE}.intersection(op.marks)}
+    shapes = {i.type.shape for i in graph.inputs if i.role == "parameter"} if loops else set()
+    split, total = Counter[str](), 0
+    for record in records if loops else ():
+        if (op := loops.get(record.id)) is not None:
+            for v, text in list(zip(op.results, record.results, strict=True))[: Scan.of(op).num_carry]:
+                if v.type.shape in shapes:
+                    total += v.type.size
+                    split.update(dict.fromkeys(Layout.parse(text).axes, v.type.size))
+    return defaultdict(float, {axis: size / total for axis, size in split.items()})
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def zero1(problem: Problem) -> Plan:
 
 
 def zero2(problem: Problem) -> Plan:
-    """ZeRO stage 2 over all devices: gradients are split too, as they are made."""
+    """ZeRO stage 2 over all devices: gradients that microbatches add up are split too."""
     return Manual(dp=problem.cluster.num_devices, zero=2).plan(problem, "zero2")
 
 
@@ -95,7 +95,7 @@ def _best_grid(problem: Problem, name: str, zero: int) -> Plan:
         )
         for g, r in tried
     )
-    return restricted_plan(problem, restricted, name, clock, best.notes(), considered)
+    return restricted_plan(problem, restricted, name, clock, best.notes(problem), considered)
 
 
 def named_degrees(cluster: Cluster, given: Mapping[str, Any]) -> Manual:
@@ -121,12 +121,14 @@ def named_degrees(cluster: Cluster, given: Mapping[str, Any]) -> Manual:
     return Manual(**{**given, "dp": cluster.num_devices // per})
 
 
-def all_degrees(cluster: Cluster, given: Mapping[str, Any]) -> tuple[Manual, ...]:
+def all_degrees(cluster: Cluster, given: Mapping[str, Any], *, one_microbatch: bool = False) -> tuple[Manual, ...]:
     """All plans of a cluster by tp, pp, dp and ZeRO stage, tp inside of a node.
 
     Args:
         cluster: whose devices the degrees multiply to.
         given: degrees that stay as they are, by argument of `Manual`; the others are free.
+        one_microbatch: whether steps have one microbatch, in which ZeRO stage 2 is the plan of stage 1 and is listed
+            only where it is given.
 
     Raises:
         InfeasiblePlanError: no degrees have the given values.
@@ -134,7 +136,7 @@ def all_degrees(cluster: Cluster, given: Mapping[str, Any]) -> tuple[Manual, ...
     devices, node = cluster.num_devices, min(g.devices_per_node for g in cluster.groups)
     divisors = [n for n in range(1, devices + 1) if devices % n == 0]
     plans = []
-    zero_stages = (0, 1, 3)  # stages 1 and 2 are one plan, see `Manual`
+    zero_stages = [n for n in (0, 1, 2, 3) if n != 2 or not one_microbatch or given.get("zero") == 2]
     for tp, pp, dp, zero in itertools.product(divisors, divisors, divisors, zero_stages):
         degrees: dict[str, Any] = {"tp": tp, "pp": pp, "dp": dp, "zero": zero}
         fixed = all(degrees.get(name, value) == value for name, value in given.items())

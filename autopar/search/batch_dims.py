@@ -13,6 +13,7 @@ from typing import TypeAlias
 from autopar.errors import InfeasiblePlanError
 from autopar.ir import Graph, Layout, Literal, Operator, TensorType
 from autopar.ir.loops import Scan, While
+from autopar.ir.phases import MICROBATCHES, STAGE
 from autopar.ir.primitives import DENSE_CONTRACTIONS, PASSED_ON
 from autopar.sharding import Rule, rule_for
 
@@ -37,6 +38,8 @@ class Origins:
         entering: keys of what loops and branches take that is computed from parameters alone.
         sums: keys of what loops of the step itself carry from constants on, and of what loops stack trip by trip, that
             comes to depend on parameters and the batch, as gradients do.
+        accumulated: keys of what microbatches add up that comes to depend on the batch: gradients, and metrics. In a
+            stage a gradient may depend on no parameter, where other stages send both of its factors.
     """
 
     dims: Mapping[str, Labels]
@@ -45,6 +48,7 @@ class Origins:
     products: Mapping[str, frozenset[int]]
     entering: frozenset[str]
     sums: frozenset[str]
+    accumulated: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,8 @@ def origins(graph: Graph) -> Origins:
         if walk.values[key].weight and not walk.values[key].data and not walk.values[key].formatted
     )
     sums = frozenset(key for key in walk.sums if walk.values[key].weight and walk.values[key].data)
-    return Origins(dims, frozenset(walk.kept), frozenset(walk.summed), walk.products, entering, sums)
+    accumulated = frozenset(key for key in walk.accumulated if walk.values[key].data)
+    return Origins(dims, frozenset(walk.kept), frozenset(walk.summed), walk.products, entering, sums, accumulated)
 
 
 def _followed(rule: Rule) -> Rule:
@@ -104,6 +109,7 @@ class _OriginWalk:
     products: dict[str, frozenset[int]] = field(default_factory=dict)
     entering: set[str] = field(default_factory=set)
     sums: set[str] = field(default_factory=set)
+    accumulated: set[str] = field(default_factory=set)
 
     def graph(self, graph: Graph, inputs: Sequence[_Known], prefix: str) -> list[_Known]:
         """Origins of the outputs of a graph whose inputs are known."""
@@ -171,7 +177,10 @@ class _OriginWalk:
         if "/body/" not in prefix:
             entries = scan.body.inputs[len(consts) : len(consts) + len(carried)]
             starts = zip(entries, carried, strict=True)
-            self.sums.update(f"{prefix}body/{i.name}" for i, k in starts if not (k.data or k.weight))
+            constant = [f"{prefix}body/{i.name}" for i, k in starts if not (k.data or k.weight)]
+            self.sums.update(constant)
+            if {MICROBATCHES, STAGE}.intersection(op.marks):
+                self.accumulated.update(constant)
         around = prefix.removesuffix(f"{op.id}/")
         self.sums.update(around + v.name for v in op.results[len(carried) :])
         slices = [replace(k, dims=k.dims[1:]) for k in stacks]

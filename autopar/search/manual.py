@@ -46,10 +46,11 @@ class Manual:
     their first dim, and so is what of the batch meets a matrix in a product; parameters and their optimizer state over
     tp on a dim that the integer program chooses, with everything between them: it splits activations over tp, which is
     sequence parallelism, wherever that is cheaper. Examples are never split over tp, nor what of the batch meets a
-    matrix in a product, and each device has a part of every such product. From their ZeRO stage on, optimizer state (1)
-    and parameters (3) are split over dp on a dim that it chooses. From stage 1 on gradients are reduced into the layout
-    of the state, so stages 1 and 2 are one plan. At stage 3 parameters are gathered by what reads them, a layer at a
-    time in loops over layers, and products with them have the batch split over dp.
+    matrix in a product, and each device has a part of every such product. From their ZeRO stage on, optimizer state
+    (1), gradients that microbatches add up (2) and parameters (3) are split over dp on a dim that it chooses. In one
+    microbatch gradients are reduced into the layout of the state at once, so that stages 1 and 2 are one plan there,
+    and a note says so; in several each microbatch reduces its own from stage 2 on. At stage 3 parameters are gathered
+    by what reads them, a layer at a time in loops over layers, and products with them have the batch split over dp.
 
     With ep the devices of dp have two axes: replicas and, nearer, devices that share experts. Parameters with a dim of
     experts (see `autopar.search.manual`) and their state are split over the latter on that dim; how tokens come to
@@ -169,7 +170,7 @@ class Manual:
             InfeasiblePlanError: the plan does not suit the cluster or the program, or does not fit its memory.
         """
         clock = Clock()
-        return restricted_plan(problem, self.solve(problem, clock, tokens), name, clock, self.notes())
+        return restricted_plan(problem, self.solve(problem, clock, tokens), name, clock, self.notes(problem))
 
     def solve(self, problem: Problem, clock: Clock, tokens: Mapping[str, int] | None = None) -> Restricted:
         """The integer program restricted to layouts of the named degrees, with its solution.
@@ -240,10 +241,18 @@ class Manual:
         cp = names.pop() if self.cp > 1 else None
         return NamedAxes(tuple(names) if self.dp > 1 else (), names[-1] if self.ep > 1 else None, cp, tp)
 
-    def notes(self) -> tuple[str, ...]:
-        """Notes for readers of the plan."""
+    def notes(self, problem: Problem) -> tuple[str, ...]:
+        """Notes for readers of the plan of a problem."""
         grid = [f"{k}={getattr(self, k)}" for k in ("tp", "cp", "dp", "ep", "zero") if getattr(self, k) > (k != "zero")]
-        return (f"named by hand: {', '.join(grid) or 'one device'}",)
+        notes = [f"named by hand: {', '.join(grid) or 'one device'}"]
+        if self.zero and self.dp * self.cp == 1:
+            notes.append(f"zero={self.zero} splits nothing: dp and cp are 1, and no two devices hold the same state")
+        elif self.zero == 2 and not origins(problem.graph).accumulated:
+            notes.append(
+                "zero=2 is the plan of zero=1 here: in one microbatch no gradients are added up, and they are reduced "
+                "into the parts of the optimizer state at once"
+            )
+        return tuple(notes)
 
     def _check(self, problem: Problem) -> None:
         if self.chunks > 1:
@@ -320,6 +329,8 @@ def _made(graph: Graph, tokens: Mapping[str, int], axes: NamedAxes, zero: int) -
     parts = (*replicas, axes.cp) if axes.cp else replicas
     if zero == 3 and parts:
         rules.append(PartitionedParameters.of(graph, parts).allowed)
+    if zero == 2 and parts and (gradients := origins(graph).accumulated):
+        rules.append(PartitionedParameters(parts, gradients).allowed)
     if not rules:
         return None
 
@@ -425,7 +436,7 @@ class PartitionedParameters:
     def of(graph: Graph, parts: tuple[str, ...]) -> PartitionedParameters:
         """Finds the parameters of a train step, or of a stage of one."""
         labels_of = origins(graph)
-        return PartitionedParameters(parts, labels_of.entering | labels_of.sums)
+        return PartitionedParameters(parts, labels_of.entering | labels_of.sums | labels_of.accumulated)
 
     def allowed(self, key: str, layouts: Sequence[Layout]) -> list[bool]:
         """Whether the value ``key`` may be made in each layout; one or more are true."""

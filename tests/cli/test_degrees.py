@@ -24,15 +24,18 @@ def test_all_degrees_are_those_by_brute_force(nodes: int) -> None:
     devices = cluster.num_devices
     want = {
         Manual(tp=tp, pp=pp, dp=dp, zero=zero)
-        for tp, pp, dp, zero in itertools.product(range(1, 9), range(1, devices + 1), range(1, devices + 1), (0, 1, 3))
+        for tp, pp, dp, zero in itertools.product(range(1, 9), range(1, devices + 1), range(1, devices + 1), range(4))
         if tp * pp * dp == devices and (dp > 1 or zero == 0)
     }
     plans = all_degrees(cluster, {})
     assert len(plans) == len(set(plans)) and set(plans) == want
     assert set(all_degrees(cluster, {"pp": 1, "zero": 1})) == {m for m in want if m.pp == 1 and m.zero == 1}
+    assert set(all_degrees(cluster, {}, one_microbatch=True)) == {m for m in want if m.zero != 2}
+    of_stage_2 = {m for m in want if m.zero == 2}
+    assert set(all_degrees(cluster, {"zero": 2}, one_microbatch=True)) == of_stage_2
     assert set(all_degrees(cluster, {"cp": 2})) == {
         Manual(tp=tp, pp=pp, dp=dp, cp=2, zero=zero)
-        for tp, pp, dp, zero in itertools.product(range(1, 9), range(1, devices), range(1, devices), (0, 1, 3))
+        for tp, pp, dp, zero in itertools.product(range(1, 9), range(1, devices), range(1, devices), range(4))
         if tp * pp * dp * 2 == devices and (dp > 1 or zero == 0)
     }
 

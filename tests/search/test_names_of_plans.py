@@ -133,12 +133,52 @@ def test_experts_made_by_name(options, words):
     assert plan_words(planned(experts, options).content) == words
 
 
-def test_gradients_of_microbatches_tell_zero_1_from_2():
-    """ZeRO-2 only where the accumulated gradients take no more than half of the whole parameters."""
-    plan = planned(perceptron, {"dp": 8, "zero": 2}, num_microbatches=2)
-    (stage,) = plan.stages
-    in_parts = 2 * stage.memory.gradients <= stage.memory.parameters
-    assert f"split 8 ways ({'ZeRO-2' if in_parts else 'ZeRO-1'})" in plan_words(plan.content)
+@pytest.mark.parametrize(
+    "degrees",
+    [{"dp": 8}, {"dp": 2, "tp": 4}, {"pp": 2, "dp": 4}, {"pp": 4, "dp": 2}, {"pp": 2, "dp": 2, "tp": 2},
+     {"cp": 2, "dp": 4}],
+    ids=str,
+)  # fmt: skip
+def test_zero_2_adds_gradients_of_microbatches_up_in_parts(degrees):
+    """The steps of ZeRO-1 and 2 differ by where gradients are added up: whole, or where the optimizer state is."""
+    first, second = (planned(perceptron, {**degrees, "zero": n}, 16, num_microbatches=4) for n in (1, 2))
+    parts = degrees.get("dp", 1) * degrees.get("cp", 1)
+    assert f"split {parts} ways (ZeRO-1)" in plan_words(first.content)
+    assert f"split {parts} ways (ZeRO-2)" in plan_words(second.content)
+    assert [(i.path, i.stage, shards(first, i)) for i in first.content.inputs] == [
+        (i.path, i.stage, shards(second, i)) for i in second.content.inputs
+    ]
+    for number, (a, b) in enumerate(zip(first.stages, second.stages, strict=True)):
+        held = [i for i in first.content.inputs if i.role == "parameter" and i.stage == number]
+        whole = sum(4 * elements(i) // shards(first, i) for i in held)
+        of_gradients = [s.accumulation_bytes or s.memory.gradients for s in (a, b)]
+        assert of_gradients[0] >= whole and of_gradients[0] - of_gradients[1] == whole - whole // parts
+    scatters = [sum(c.count for c in p.communication if c.kind == "reduce-scatter") for p in (first, second)]
+    assert scatters[1] > scatters[0]
+    assert not [n for n in second.notes if n.startswith("zero=")]
+
+
+@pytest.mark.parametrize(
+    ("degrees", "note"),
+    [
+        ({"dp": 8, "zero": 2}, "zero=2 is the plan of zero=1 here"),
+        ({"dp": 2, "tp": 4, "zero": 2}, "zero=2 is the plan of zero=1 here"),
+        ({"tp": 8, "zero": 1}, "zero=1 splits nothing"),
+        ({"tp": 8, "zero": 3}, "zero=3 splits nothing"),
+        ({"pp": 2, "tp": 4, "zero": 2}, "zero=2 splits nothing"),
+        ({"dp": 8, "zero": 1}, None),
+        ({"dp": 8, "zero": 3}, None),
+        ({"cp": 8, "zero": 1}, None),
+    ],
+    ids=str,
+)
+def test_a_stage_of_zero_that_changes_nothing_says_so(degrees, note):
+    count = 4 if "pp" in degrees else 1
+    found = [planned(perceptron, {**degrees, "zero": n}, 16, num_microbatches=count) for n in {0, 1, degrees["zero"]}]
+    notes = [n for n in found[-1].notes if n.startswith("zero=")]
+    assert len(notes) == (note is not None) and all(n.startswith(note) for n in notes)
+    if note is not None:
+        assert any(p.content.stages == found[-1].content.stages for p in found[:-1])
 
 
 def test_labels_split_by_examples_do_not_make_an_axis_one_of_data_parallelism():

@@ -117,7 +117,7 @@ def check_forms(step, cluster, counts=(1, 2, 4)):
                 part = sliced.graphs[stage]
                 if level != "none":
                     ends = tuple(one[-1] for one in run[:-1])
-                    part = source.in_form(members, stage, StepForm(count, level, layer_ends=ends))
+                    part = source.in_form(members, stage, StepForm(count, level, layer_ends=ends)).graph
                 arriving = sliced.arriving(stage)
                 in_stages_s += kernels_s(part, cluster, count, separate_programs=True, arriving=arriving)
             assert of_several <= in_stages_s * (1 + 1e-9), (count, cut, level, of_several / in_stages_s)

@@ -232,7 +232,7 @@ class Space:
                 form = StepForm(count, level, layer_ends=ends)
                 graph = sliced.graphs[stage]
                 if level != "none":
-                    graph = self.source.in_form(members, stage, form)
+                    graph = self.source.in_form(members, stage, form).graph
                 job = replace(self.job, num_microbatches=count)
                 problem = problem_with(
                     Problem(graph, part, CostModel(part), job=job),

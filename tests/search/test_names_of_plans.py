@@ -8,6 +8,7 @@ import re
 import jax
 import jax.numpy as jnp
 import msgspec
+import numpy as np
 import pytest
 
 import autopar
@@ -156,6 +157,21 @@ def test_zero_2_adds_gradients_of_microbatches_up_in_parts(degrees):
     scatters = [sum(c.count for c in p.communication if c.kind == "reduce-scatter") for p in (first, second)]
     assert scatters[1] > scatters[0]
     assert not [n for n in second.notes if n.startswith("zero=")]
+
+
+@pytest.mark.parametrize("degrees", [{"dp": 8}, {"pp": 2, "dp": 4}, {"pp": 2, "dp": 2, "tp": 2}], ids=str)
+def test_zero_2_of_microbatches_runs(degrees, x64):
+    step, args = perceptron(16)
+    state, *batch = (jax.tree.map(lambda s: numbers(s.shape), a) for a in args)
+    manual = Manual(**degrees, zero=2)
+    options = {"cluster": autopar.Cluster.local(), "num_microbatches": 4}
+    decorated = autopar.parallelize(step, search=manual, **options)
+    want = step(state, *batch)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), decorated(state, *batch), want)
+
+
+def numbers(shape):
+    return jnp.asarray(np.random.default_rng(len(shape)).normal(size=shape) / 8)
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_a_collective_in_two_instructions_runs_beside_what_stands_between(kernel
     # 1 kB each: 1 s, of the first of which the kernel hides a part; the second stops the device.
     assert found.collectives_s == 2.0
     assert found.exposed_s == pytest.approx(2.0 - hidden)
-    assert found.asynchronous_share == 0.5
+    assert found.asynchronous_s == 1.0
 
 
 def test_links_carry_one_collective_at_a_time() -> None:

@@ -25,7 +25,7 @@ import pytest
 
 import autopar
 from autopar.cluster import Cluster
-from autopar.errors import ClusterError, WorkerLostError
+from autopar.errors import AutoparError, ClusterError, WorkerLostError
 from autopar.runtime.checkpoints import Checkpoints
 from autopar.runtime.ray import Deployment, Driver, RemoteArray, RemotePipeline, RunOptions
 from autopar.runtime.ray.cluster import RayCluster, Slot
@@ -72,9 +72,16 @@ def shared_pipeline(cluster: RayCluster, mlp: Example) -> Iterator[RemotePipelin
 @pytest.fixture
 def pipeline(shared_pipeline: RemotePipeline) -> RemotePipeline:
     """The pipeline of the whole file, loaded again where a test has closed it: they run in any order."""
-    if not shared_pipeline.driver.is_running:
+    if not runs(shared_pipeline):
         shared_pipeline.load()
     return shared_pipeline
+
+
+def runs(pipeline: RemotePipeline) -> bool:
+    try:
+        return bool(pipeline.driver.session)
+    except AutoparError:
+        return False
 
 
 def test_the_cluster_is_one_to_plan_with(cluster: RayCluster) -> None:
@@ -356,8 +363,7 @@ def strike(pipeline: RemotePipeline, worker: int, kind: signal.Signals, step: in
     cluster_processes = pipeline.driver.session.worker_group.processes
 
     def watch() -> None:
-        driver = pipeline.driver
-        while driver.is_running and driver.session.monitor.last(worker) < (step, index):
+        while runs(pipeline) and pipeline.driver.session.monitor.last(worker) < (step, index):
             time.sleep(0.0005)
         os.kill(cluster_processes[worker], kind)
 

@@ -89,11 +89,6 @@ class StepSeconds(msgspec.Struct, frozen=True):
         """Seconds of the step: what computes, and what is exposed of collectives."""
         return self.products_s + self.memory_s + self.exposed_s
 
-    @property
-    def asynchronous_share(self) -> float:
-        """Share of the seconds of collectives that run in parallel with computation; 1 where there are none."""
-        return self.asynchronous_s / self.collectives_s if self.collectives_s else 1.0
-
     def times(self, count: float) -> StepSeconds:
         """The seconds of ``count`` runs."""
         return msgspec.structs.replace(self, **{n: count * getattr(self, n) for n in _SUMMED})

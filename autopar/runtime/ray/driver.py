@@ -92,11 +92,6 @@ class Driver(ArrayOwner):
         return self._session
 
     @property
-    def is_running(self) -> bool:
-        """Whether there are workers."""
-        return self._session is not None
-
-    @property
     def is_ending(self) -> bool:
         """Whether a worker was asked to end (SIGTERM), now or before it was replaced."""
         session = self._session

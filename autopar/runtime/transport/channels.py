@@ -68,12 +68,6 @@ class Listener:
         self.address: tuple[str, int] = self._socket.getsockname()[:2]
         threading.Thread(target=self._accept, name="accept", daemon=True).start()
 
-    @property
-    def unauthenticated(self) -> int:
-        """Number of connections that have not said the secret."""
-        with self._lock:
-            return len(self._unauthenticated)
-
     def close(self) -> None:
         """Ends the listener and all its connections."""
         self._closed = True

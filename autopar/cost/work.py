@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 from autopar.cluster import ConvolutionRate
 from autopar.cost.kernels import Matrices
@@ -37,7 +37,8 @@ class Convolution:
         multiplications: multiplications and additions.
         windows, kernels, results: elements of all windows, of the kernels, of the result.
         runs: of elements that lie side by side in windows: those of one place.
-        narrow_runs: the same, times the share that the features lack of `_WIDE`.
+        narrow_runs: the same, times the share that the features lack of `_WIDE`; 0 of gradients of kernels of images
+            whose last dim has no padding.
     """
 
     spatial_dims: int
@@ -61,7 +62,15 @@ class Convolution:
 
     @classmethod
     def of(
-        cls, spatial_dims: int, windows: float, taps: int, taken: int, features: int, groups: int = 1
+        cls,
+        spatial_dims: int,
+        windows: float,
+        taps: int,
+        taken: int,
+        features: int,
+        groups: int = 1,
+        *,
+        narrow: bool = True,
     ) -> Convolution:
         """The sizes of windows of ``taps`` places of ``taken`` elements each.
 
@@ -72,6 +81,7 @@ class Convolution:
             taken: features of the operand, or images that a kernel's gradient sums over.
             features: of the result, of one group.
             groups: of features or images.
+            narrow: whether few features slow it down.
         """
         runs = windows * taps * groups
         return cls(
@@ -81,7 +91,7 @@ class Convolution:
             taps * taken * features * groups,
             windows * features * groups,
             runs,
-            runs * max(0.0, 1 - features / _WIDE),
+            runs * max(0.0, 1 - features / _WIDE) * narrow,
         )
 
 
@@ -168,15 +178,19 @@ def kind_of(op: Operator, operand_types: Sequence[TensorType]) -> Kind:
 
 
 def convolution_of(
-    op: Operator, operand_shapes: Sequence[Sequence[int]], result_shape: Sequence[int]
+    op: Operator, operand_shapes: Sequence[Sequence[int]], result_shape: Sequence[int], *, edges: Collection[int] = ()
 ) -> Convolution | None:
     """The sizes of a convolution of shapes on one device; None for other operators.
+
+    XLA for CPUs takes gradients of kernels of few features by a slow way where the last dim of the images is padded: 2
+    to 6 times as long for one image of 512 to 1,024 places, and the same for 24 features and more.
 
     Args:
         op: the operator; ``conv_general_dilated`` has the attributes ``lhs_spec``, ``rhs_spec`` and
             ``out_spec``.
         operand_shapes: shape of each operand on one device.
         result_shape: shape of the result on one device.
+        edges: dims of the first operand that come with the edges of neighbours, in place of padding.
     """
     if op.primitive != "conv_general_dilated":
         return None
@@ -187,7 +201,14 @@ def convolution_of(
     groups = max(1, images[taken] // max(1, kernel[into]))
     groups *= max(1, images[batch] // max(1, result_shape[op.ints("out_spec")[0]]))
     taps, features = math.prod(kernel[d] for d in window), max(1, kernel[out] // groups)
-    return Convolution.of(len(window), results / (features * groups), taps, kernel[into], features, groups)
+    places = [result_shape[d] for d in op.ints("out_spec")[2:]]
+    of_kernel = sum(kernel[w] > n for w, n in zip(window, places, strict=True)) > len(places) / 2
+    last = max(range(len(window)), key=lambda n: op.ints("lhs_spec")[2 + n], default=0)
+    padding: Any = dict(op.attrs).get("padding")
+    comes_whole = op.ints("lhs_spec")[2 + last] in edges or (padding is not None and max(padding[last]) <= 0)
+    narrow = not (of_kernel and comes_whole)
+    windows = results / (features * groups)
+    return Convolution.of(len(window), windows, taps, kernel[into], features, groups, narrow=narrow)
 
 
 @dataclass(frozen=True, slots=True)

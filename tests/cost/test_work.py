@@ -1,6 +1,7 @@
 """What kinds of work add to the roofline: each figure by its formula, and nothing where a device does not state it."""
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -167,6 +168,26 @@ def test_sizes_of_convolutions(dims, images, taken, features, groups, of_images)
         elements * window**dims * groups,
         elements * window**dims * groups * (1 - features / 24),
     )
+
+
+@pytest.mark.parametrize("last", [1, 0])
+def test_gradients_of_kernels_of_few_features_are_slow_where_the_last_dim_is_padded(last):
+    """As measured: columns that neighbours send are no padding, rows leave that of the columns."""
+
+    def gradient(x, y):
+        kernel = jnp.zeros((3, 3, 4, 8))
+        numbers = ("NHWC", "HWIO", "NHWC")
+        options = {"window_strides": (1, 1), "padding": ((1, 1), (last, last)), "dimension_numbers": numbers}
+        convolve = partial(jax.lax.conv_general_dilated, x, **options)
+        return jax.linear_transpose(convolve, kernel)(y)[0]
+
+    graph = graph_of(gradient, f32(1, 16, 16 + 2 * (1 - last), 4), f32(1, 16, 16, 8))
+    (op,) = (op for op in graph.operators if op.primitive == "conv_general_dilated")
+    shapes, result = [graph.types[v].shape for v in op.operands], op.results[0].type.shape
+    alone, rows, columns = (convolution_of(op, shapes, result, edges=edges) for edges in ((), (1,), (2,)))
+    assert alone.runs == 16 * 16 * 4 * 9
+    assert alone == rows and alone.narrow_runs == pytest.approx(last * alone.runs * (1 - 8 / 24))
+    assert columns == replace(alone, narrow_runs=0.0)
 
 
 @pytest.mark.parametrize(

@@ -223,7 +223,8 @@ def _of_sizes(
     """Work of a convolution with its sizes on one device."""
     shapes = [k.local_shape(t.shape, sizes) for k, t in zip(strategy.operand_layouts, types, strict=True)]
     result = strategy.result_layouts[0].local_shape(op.results[0].type.shape, sizes)
-    return replace(work, convolution=convolution_of(op, shapes, result))
+    edges = {e.dim for e in strategy.exchanges if e.operand == 0}
+    return replace(work, convolution=convolution_of(op, shapes, result, edges=edges))
 
 
 def _of_strategy(

@@ -26,8 +26,8 @@ from autopar.search.pipeline.candidates import (
     table_for,
 )
 from autopar.search.pipeline.partition import even_stages
+from autopar.search.pipeline.relaxed_pipelines import RelaxedPipelines, relaxed_pipeline
 from autopar.search.pipeline.search_space import is_small, most_microbatches, stage_counts
-from autopar.search.pipeline.sketches import Sketches, sketch
 from autopar.search.pipeline.whole_steps import by_likeness
 from autopar.search.problem import Problem
 from autopar.search.source import StageSource
@@ -61,7 +61,7 @@ def first_plan(step: CuttableStep, clock: Clock) -> tuple[Plan, Candidate] | Non
         return None
     with clock.phase("first plan"):
         for candidate in even_candidates(problem, step.source):
-            plan = sketch(step, candidate, any_that_fits=True)
+            plan = relaxed_pipeline(step, candidate, any_that_fits=True)
             if plan is not None:
                 return plan, replace(candidate, schedule=None)
     return None
@@ -75,19 +75,19 @@ def may_be_even(problem: Problem) -> bool:
     return free and not asked and len(problem.cluster.groups) == 1 and not is_small(problem)
 
 
-def fastest_of_equal_stages(sketches: Sketches) -> tuple[Plan, Candidate] | None:
+def fastest_of_equal_stages(relaxed: RelaxedPipelines) -> tuple[Plan, Candidate] | None:
     """The fastest of a first pipeline and of those that are near it; None where there is none, or its stages differ.
 
     Args:
-        sketches: with the first pipeline; those that are sketched are added.
+        relaxed: with the first pipeline; those that are relaxed here are added.
     """
-    first = sketches.fastest()
-    if first is None or not has_equal_stages(sketches.step.source, first[1]):
+    first = relaxed.fastest()
+    if first is None or not has_equal_stages(relaxed.step.source, first[1]):
         return None
-    others = other_even_candidates(sketches.step.problem, sketches.step.source, first[1])
-    sketches.add(others, sketches.step.problem.policy.effort.least_gain)
-    sketches.climb()
-    return sketches.fastest()
+    others = other_even_candidates(relaxed.step.problem, relaxed.step.source, first[1])
+    relaxed.add(others, relaxed.step.problem.policy.effort.least_gain)
+    relaxed.climb()
+    return relaxed.fastest()
 
 
 def has_equal_stages(source: StageSource, candidate: Candidate) -> bool:

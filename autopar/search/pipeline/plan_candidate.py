@@ -85,7 +85,7 @@ def _planned_stages(
     """The plan of every stage, on its devices. `Bounded` where the pipeline takes ``cutoff_s`` or more."""
     order = _in_order(pipeline, relaxed=candidate.shares_plans)
     # Relaxations go on as long as those that are there say that it may be of use.
-    sketching = candidate.shares_plans and cutoff_s < math.inf and has_stage_a_worker(pipeline.table)
+    relaxes_first = candidate.shares_plans and cutoff_s < math.inf and has_stage_a_worker(pipeline.table)
     keys, store = dict[int, Key](), pipeline.problem.store
     if cutoff_s < math.inf and not candidate.shares_plans:
         problem, count = pipeline.problem, candidate.count
@@ -93,9 +93,9 @@ def _planned_stages(
         keys = {i: shared.busy_key(problem, pipeline.sliced.graphs[i], parts[i], count) for i in order}
         if (closed := closed_by_busy(store, keys, pipeline.table, cutoff_s)) is not None:
             return closed
-    # Branches are planned without sketches: a stage that takes as long alone ends them.
-    of_use_s = cutoff_s if sketching or pipeline.table.after else math.inf
-    if not sketching:
+    # Branches are planned exactly at once: a stage that takes as long alone ends them.
+    of_use_s = cutoff_s if relaxes_first or pipeline.table.after else math.inf
+    if not relaxes_first:
         submit_stages(pipeline, order, candidate.devices, shared, of_use_s)
     contents: dict[int, PlanContent] = {}
     by_kind, tightest = dict[int, StagePlanner](), dict[int, int]()
@@ -114,9 +114,9 @@ def _planned_stages(
             by_kind[kind] = replace(shared, any_that_fits=_may_share(pipeline, candidate, contents[i], i))
             if not by_kind[kind].any_that_fits:
                 submit_like(pipeline, contents[i], isomorphic, candidate.devices, shared, of_use_s)
-            if sketching and (closed := _closed_by_relaxations(pipeline, contents, cutoff_s)) is not None:
+            if relaxes_first and (closed := _closed_by_relaxations(pipeline, contents, cutoff_s)) is not None:
                 return closed
-        if sketching and n == 0:
+        if relaxes_first and n == 0:
             others = [j for j in order if pipeline.first(j) != kind]
             submit_stages(pipeline, others, candidate.devices, shared, cutoff_s)
         if keys:

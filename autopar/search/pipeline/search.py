@@ -31,8 +31,8 @@ from autopar.search.pipeline.candidates import (
     uniform_candidate,
 )
 from autopar.search.pipeline.first_pipeline import fastest_of_equal_stages, first_plan
+from autopar.search.pipeline.relaxed_pipelines import RelaxedPipelines
 from autopar.search.pipeline.search_space import is_of_few_operators, is_small
-from autopar.search.pipeline.sketches import Sketches
 from autopar.search.pipeline.trials import (
     PipelineSearch,
     PipelineTrial,
@@ -110,7 +110,7 @@ def _of_few_slicings(search: PipelineSearch, trials: Trials[PipelineTrial, Plan]
     """Plans of the slicings of the least estimates, then with half and twice the microbatches of the fastest."""
     problem, job = search.problem, search.problem.job
     if job.num_microbatches is None and not is_small(problem):
-        return _of_the_fastest_sketch(search, trials)
+        return _of_the_fastest_relaxed(search, trials)
     both_given = job.num_stages is not None and job.num_microbatches is not None
     # Of a small step all are kept, for the record; of others those alone that are faster than the ones before.
     seconds = None if is_small(problem) else seconds_of
@@ -131,26 +131,26 @@ def _of_few_slicings(search: PipelineSearch, trials: Trials[PipelineTrial, Plan]
     return plans
 
 
-def _of_the_fastest_sketch(search: PipelineSearch, trials: Trials[PipelineTrial, Plan]) -> list[Plan]:
-    """The plan of the slicing that is the fastest by sketches, in half or twice its microbatches where that is faster.
+def _of_the_fastest_relaxed(search: PipelineSearch, trials: Trials[PipelineTrial, Plan]) -> list[Plan]:
+    """The plan of the slicing that is the fastest relaxed, in half or twice its microbatches where that is faster.
 
-    Equal stages are sketched in several numbers and on several meshes. Else sketches are of slicings of the least
-    estimates; where none finds what fits, these are planned.
+    Equal stages are relaxed in several numbers and on several meshes, else slicings of the least estimates; where none
+    finds what fits, these are planned.
     """
     problem = search.problem
-    sketches = Sketches(search.step, _first(search))
+    relaxed = RelaxedPipelines(search.step, _first(search))
     plans: list[Plan] = []
-    with search.clock.phase("sketches"):
-        best = fastest_of_equal_stages(sketches)
+    with search.clock.phase("relaxed pipelines"):
+        best = fastest_of_equal_stages(relaxed)
     if best is not None:
         return _exactly(search, trials, *best)
     for candidates_of_round in _rounds(search):
-        with search.clock.phase("sketches"):
-            sketches.add(candidates_of_round)
-            best = sketches.fastest()
+        with search.clock.phase("relaxed pipelines"):
+            relaxed.add(candidates_of_round)
+            best = relaxed.fastest()
             if best is not None and _may_win(problem, [best[0]]):
-                sketches.climb()
-                best = sketches.fastest()
+                relaxed.climb()
+                best = relaxed.fastest()
         if best is not None:
             return _exactly(search, trials, *best)
         plans = trials.run(map(PipelineTrial, candidates_of_round), seconds=seconds_of)
@@ -160,25 +160,25 @@ def _of_the_fastest_sketch(search: PipelineSearch, trials: Trials[PipelineTrial,
 
 
 def _exactly(
-    search: PipelineSearch, trials: Trials[PipelineTrial, Plan], sketch: Plan, candidate: Candidate
+    search: PipelineSearch, trials: Trials[PipelineTrial, Plan], relaxed: Plan, candidate: Candidate
 ) -> list[Plan]:
-    """The plan of a candidate and its sketch; none where that says that it is no faster than the plan at hand.
+    """The plan of a candidate and its relaxed one; none where that says that it is no faster than the plan at hand.
 
-    Stages are planned for the schedule in which the sketch is the fastest: what it holds they leave free. The exact
-    plan takes long next to the sketch.
+    Stages are planned for the schedule in which the relaxed plan is the fastest: what it holds they leave free. The
+    exact plan takes long next to it.
     """
     problem = search.problem
-    least_s = (1 - problem.policy.effort.gap) * sketch.step_time
+    least_s = (1 - problem.policy.effort.gap) * relaxed.step_time
     if least_s >= problem.subproblem.cutoff_s:
-        trials.bounded = Bounded("a sketch of it, an estimate", least_s)
+        trials.bounded = Bounded("its relaxed pipeline, an estimate", least_s)
         return []
-    if problem.job.schedule == "auto" and candidate.schedule is None and sketch.schedule != schedule_of(problem).name:
-        candidate = replace(candidate, schedule=get(sketch.schedule))
+    if problem.job.schedule == "auto" and candidate.schedule is None and relaxed.schedule != schedule_of(problem).name:
+        candidate = replace(candidate, schedule=get(relaxed.schedule))
     effort = problem.policy.effort.after(units_of(problem.meter))
     problem = replace(problem, policy=replace(problem.policy, effort=effort))
     planned = PipelineSearch(replace(search.step, problem=problem), search.clock, search.planned)
-    exact = Trials(planned.attempt).run([PipelineTrial(candidate, is_optional=True)], cutoff_s=sketch.step_time)
-    return [*exact, sketch]
+    exact = Trials(planned.attempt).run([PipelineTrial(candidate, is_optional=True)], cutoff_s=relaxed.step_time)
+    return [*exact, relaxed]
 
 
 def _first(search: PipelineSearch) -> list[tuple[Plan, Candidate]]:
@@ -267,15 +267,15 @@ def may_run_in_worker(problem: Problem, intra: Callable[[Problem], Plan | Bounde
 
 
 def _of_two_stages_per_worker(search: PipelineSearch, trials: Trials[PipelineTrial, Plan]) -> list[Plan]:
-    """Plans with two stages on each worker; of a step that is not small the fastest by sketches is planned exactly."""
+    """Plans with two stages on each worker; of a step that is not small the fastest relaxed is planned exactly."""
     problem, some = search.problem, list(_with_two_stages_per_worker(search.problem, search.step.source))
     if is_small(problem) or not some:
         of_some = (PipelineTrial(candidate, is_optional=True) for candidate in some)
         return trials.run(of_some, seconds=seconds_of, cutoff_s=problem.subproblem.cutoff_s)
-    sketches = Sketches(search.step, [])
-    with search.clock.phase("sketches"):
-        sketches.add(some)
-        best = sketches.fastest()
+    relaxed = RelaxedPipelines(search.step, [])
+    with search.clock.phase("relaxed pipelines"):
+        relaxed.add(some)
+        best = relaxed.fastest()
     return [] if best is None else _exactly(search, trials, *best)
 
 

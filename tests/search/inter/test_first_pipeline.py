@@ -6,7 +6,7 @@ import pytest
 
 import autopar
 from autopar.search.anytime import Incumbent
-from autopar.search.pipeline.sketches import Sketches, may_gain
+from autopar.search.pipeline.relaxed_pipelines import RelaxedPipelines, may_gain
 from autopar.search.policy import SearchPolicy, SizePolicy
 from examples import mlp
 from tests.search.problems import toy, with_policy
@@ -79,13 +79,13 @@ def test_an_even_pipeline_is_planned_as_often_as_its_stages_differ():
 
 def test_relaxations_say_which_candidate_is_planned_exactly(offered, monkeypatch):
     made = []
-    add = Sketches.add
+    add = RelaxedPipelines.add
 
     def note(self, *some):
         add(self, *some)
-        made[:] = self.plans or made  # regions that are closed by a sketch of fewer have none
+        made[:] = self.plans or made  # regions that are closed by a relaxed pipeline of fewer have none
 
-    monkeypatch.setattr(Sketches, "add", note)
+    monkeypatch.setattr(RelaxedPipelines, "add", note)
     plan = planned(LARGE, devices=8, nodes=4, memory=400_000, schedule="1f1b")
     fastest, candidate = min(made, key=lambda known: known[0].step_time)
     assert plan.step_time <= fastest.step_time

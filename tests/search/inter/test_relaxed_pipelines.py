@@ -1,4 +1,4 @@
-"""Sketches that decide what is planned exactly: they end where they are slower, and leave out what cannot gain."""
+"""Relaxed pipelines say what is planned exactly: they end where they are slower, and leave out what cannot gain."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from autopar.search.pipeline import stage, whole_steps
 from autopar.search.pipeline.candidates import Candidate, CuttableStep
 from autopar.search.pipeline.first_pipeline import even_candidates, has_equal_stages, other_even_candidates
 from autopar.search.pipeline.plan_candidate import least_relaxation_s, plan_candidate
-from autopar.search.pipeline.sketches import limit_cost, may_gain, sketch
+from autopar.search.pipeline.relaxed_pipelines import limit_cost, may_gain, relaxed_pipeline
 from autopar.search.policy import SearchPolicy, SizePolicy
 from autopar.search.several_stages import SeveralStages
 from autopar.search.store import Store
@@ -58,7 +58,7 @@ def layered(monkeypatch):
     return replace(searches[0], anytime=None, subproblem=free)
 
 
-def test_a_sketch_ends_once_its_stages_take_as_long(layered):
+def test_a_relaxed_pipeline_ends_once_its_stages_take_as_long(layered):
     first = next(even_candidates(layered, layered.source))
     assert has_equal_stages(layered.source, first)
     stages = []
@@ -67,18 +67,18 @@ def test_a_sketch_ends_once_its_stages_take_as_long(layered):
         stages.append(problem)
         return autopar.search.alpa(problem)
 
-    whole = sketch(CuttableStep(layered, layered.source, intra), first)
+    whole = relaxed_pipeline(CuttableStep(layered, layered.source, intra), first)
     assert whole is not None
     needed = len(stages)
     stages.clear()
     another = replace(layered, store=Store())
-    assert sketch(CuttableStep(another, layered.source, intra), first, cutoff_s=0.5 * whole.step_time) is None
+    assert relaxed_pipeline(CuttableStep(another, layered.source, intra), first, cutoff_s=0.5 * whole.step_time) is None
     assert 1 <= len(stages) < needed
-    in_time = sketch(CuttableStep(another, layered.source, intra), first, cutoff_s=1.5 * whole.step_time)
+    in_time = relaxed_pipeline(CuttableStep(another, layered.source, intra), first, cutoff_s=1.5 * whole.step_time)
     assert in_time is not None and in_time.step_time == pytest.approx(whole.step_time)
 
 
-def test_stages_are_planned_for_the_schedule_in_which_the_sketch_is_the_fastest(monkeypatch):
+def test_stages_are_planned_for_the_schedule_in_which_the_relaxed_one_is_the_fastest(monkeypatch):
     tried = []
 
     def noted(step, candidate, *args, **kwargs):
@@ -86,7 +86,7 @@ def test_stages_are_planned_for_the_schedule_in_which_the_sketch_is_the_fastest(
         tried.append((candidate, plan))
         return plan
 
-    monkeypatch.setattr("autopar.search.pipeline.sketches.plan_candidate", noted)
+    monkeypatch.setattr("autopar.search.pipeline.relaxed_pipelines.plan_candidate", noted)
     monkeypatch.setattr("autopar.search.pipeline.trials.plan_candidate", noted)
     plan = planned(memory=400_000)
     relaxed = min((p for c, p in tried if c.shares_plans and isinstance(p, autopar.Plan)), key=lambda p: p.step_time)

@@ -1,4 +1,4 @@
-"""Sketches of pipelines: plans by the relaxation of each kind of stage, which say what is planned exactly."""
+"""Relaxed pipelines: plans by the relaxation of each kind of stage, which say what is planned exactly."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from autopar.search.pipeline.candidates import Candidate, CuttableStep, in_other
 from autopar.search.pipeline.plan_candidate import plan_candidate
 
 
-def sketch(
+def relaxed_pipeline(
     step: CuttableStep, candidate: Candidate, *, any_that_fits: bool = False, cutoff_s: float = math.inf
 ) -> Plan | None:
     """The plan of a candidate by the relaxation of each kind of stage; None where none finds what fits and is faster.
@@ -30,24 +30,24 @@ def sketch(
     """
     hasty = with_relaxation_only(step.problem, any_that_fits=any_that_fits)
     try:
-        sketched = replace(candidate, shares_plans=True)
-        plan = plan_candidate(replace(step, problem=hasty), sketched, cutoff_s=cutoff_s)
+        relaxed = replace(candidate, shares_plans=True)
+        plan = plan_candidate(replace(step, problem=hasty), relaxed, cutoff_s=cutoff_s)
     except (InfeasiblePlanError, ScheduleError):
         return None
     if isinstance(plan, Bounded):
         return None
-    record = msgspec.structs.replace(plan.content.search, strategy="sketch")
+    record = msgspec.structs.replace(plan.content.search, strategy="relaxed")
     return replace(plan, content=msgspec.structs.replace(plan.content, search=record))
 
 
 @dataclass(frozen=True)
-class Sketches:
+class RelaxedPipelines:
     """Plans of candidates by relaxations, which say which of them is planned exactly.
 
     Args:
         step: the whole.
         plans: with what they are of, in the order in which they were made.
-        tried: candidates that were sketched.
+        tried: candidates that were relaxed.
     """
 
     step: CuttableStep
@@ -59,7 +59,7 @@ class Sketches:
         return min(self.plans, key=lambda planned: planned[0].step_time, default=None)
 
     def add(self, some: Iterable[Candidate], least_gain: float = 0.0) -> None:
-        """Sketches candidates, each as long as it may be faster than those before.
+        """Relaxes candidates, each as long as it may be faster than those before.
 
         Args:
             some: candidates.
@@ -72,12 +72,12 @@ class Sketches:
             self.step.problem.spend()
             self.tried.append(candidate)
             cutoff_s = (1 - least_gain) * min((plan.step_time for plan, _ in self.plans), default=math.inf)
-            plan = sketch(self.step, candidate, cutoff_s=cutoff_s)
+            plan = relaxed_pipeline(self.step, candidate, cutoff_s=cutoff_s)
             if plan is not None and (not least_gain or plan.step_time < cutoff_s):
                 self.plans.append((plan, candidate))
 
     def climb(self) -> None:
-        """Sketches the slicing of the fastest in half or in twice the microbatches, and so on while that is faster."""
+        """Relaxes the slicing of the fastest in half or in twice the microbatches, and so on while that is faster."""
         before, least_gain = None, self.step.problem.policy.effort.least_gain
         while (best := self.fastest()) is not None and best is not before:
             before = best

@@ -1,21 +1,25 @@
 """Bytes that programs of families without an example send, as shares of those of the best sharding by hand.
 
-``python -m benchmarks.family_bytes [NAMES]`` compiles each of `CASES` for eight CPU devices as planned, and by
-`jax.jit` with the shardings of each expert; one parser reads all programs. A device's bytes are counted, without those
+``python -m benchmarks.family_bytes [--seed N] [--sizes N] [NAMES]`` compiles each of `CASES` for eight CPU devices as
+planned, and by `jax.jit` with the shardings of each expert, at sizes that are drawn by a seed, or with ``--sizes 0`` at
+those that are written here; one parser reads all programs. A device's bytes are counted, without those
 of scalars. XLA on CPU forms no reduce-scatter: all-reduces of an expert's split gradients, which are those along the
 axis that splits them and of their size there, count half.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
-import sys
-from collections.abc import Callable, Iterator, Mapping
+import random
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+import click
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -130,40 +134,46 @@ def hypernetwork(batch: int = 512, width: int = 128) -> Built:
 _PAIRS: Rules = (("up", COLUMN), ("down", ROW))
 _ATTENTION: Rules = (("wq", COLUMN), ("wk", COLUMN), ("wv", COLUMN), ("wo", ROW))
 #: By family how it is built, and how its weights lie under tensor parallelism by hand.
-CASES: Mapping[str, tuple[Callable[[], Built], Rules]] = MappingProxyType(
+CASES: Mapping[str, tuple[partial[Built], Rules]] = MappingProxyType(
     {
-        "vit": (lambda: FAMILIES["vit"](64, layers=2, width=256), (*_PAIRS, ("qkv", COLUMN), ("out", ROW))),
+        "vit": (partial(FAMILIES["vit"], batch=64, layers=2, width=256), (*_PAIRS, ("qkv", COLUMN), ("out", ROW))),
         "translation": (
-            lambda: FAMILIES["translation"](32, layers=1, width=256),
+            partial(FAMILIES["translation"], batch=32, layers=1, width=256),
             (("encoder.qkv", COLUMN), ("decoder.qkv", COLUMN), ("cross.qkv", COLUMN), ("embed", ROW)),
         ),
-        "ranking": (lambda: FAMILIES["ranking"](1024, rows=4096), (("table", COLUMN),)),
-        "ranking by rows": (lambda: FAMILIES["ranking"](1024, rows=4096), (("table", ROW),)),
+        "ranking": (partial(FAMILIES["ranking"], batch=1024, rows=4096), (("table", COLUMN),)),
+        "ranking by rows": (partial(FAMILIES["ranking"], batch=1024, rows=4096), (("table", ROW),)),
         "recurrent": (
-            lambda: FAMILIES["recurrent"](64, layers=2, width=256),
+            partial(FAMILIES["recurrent"], batch=64, layers=2, width=256),
             (("gate", COLUMN), ("in", COLUMN), ("out", ROW)),
         ),
         "unet": (
-            lambda: FAMILIES["unet"](32),
+            partial(FAMILIES["unet"], batch=32),
             (("down", P(None, None, None, "y")), ("deep", P(None, None, "y", None))),
         ),
-        "mixer": (mixer, (*_PAIRS, ("tokenup", COLUMN), ("tokendown", ROW))),
-        "convolutions over time": (convolutions_over_time, (("conv", P(None, None, "y")),)),
-        "graph convolutions": (graph_convolutions, _PAIRS),
-        "variational": (variational, _PAIRS),
-        "two towers": (two_towers, (*_PAIRS, ("table", COLUMN))),
-        "hypernetwork": (hypernetwork, _PAIRS),
-        "two-level experts": (more_families.two_level_experts, (("expert", P("y", None, None)),)),
-        "masked language": (more_families.masked_language, (*_ATTENTION, *_PAIRS, ("embed", ROW))),
-        "selective": (more_families.selective, (("in", COLUMN), ("gate", COLUMN), ("conv", COLUMN), ("out", ROW))),
-        "depthwise": (more_families.depthwise, _PAIRS),
-        "adapters": (more_families.adapters, (("z", COLUMN),)),
-        "denoising": (more_families.denoising, _ATTENTION),
-        "lstm": (more_families.lstm, (("input", COLUMN), ("head", COLUMN), ("embed", COLUMN))),
-        "latents": (more_families.latents, (*_ATTENTION, *_PAIRS)),
-        "linear attention": (more_families.linear_attention, _ATTENTION),
+        "mixer": (partial(mixer), (*_PAIRS, ("tokenup", COLUMN), ("tokendown", ROW))),
+        "convolutions over time": (partial(convolutions_over_time), (("conv", P(None, None, "y")),)),
+        "graph convolutions": (partial(graph_convolutions), _PAIRS),
+        "variational": (partial(variational), _PAIRS),
+        "two towers": (partial(two_towers), (*_PAIRS, ("table", COLUMN))),
+        "hypernetwork": (partial(hypernetwork), _PAIRS),
+        "two-level experts": (partial(more_families.two_level_experts), (("expert", P("y", None, None)),)),
+        "masked language": (partial(more_families.masked_language), (*_ATTENTION, *_PAIRS, ("embed", ROW))),
+        "selective": (
+            partial(more_families.selective),
+            (("in", COLUMN), ("gate", COLUMN), ("conv", COLUMN), ("out", ROW)),
+        ),
+        "depthwise": (partial(more_families.depthwise), _PAIRS),
+        "adapters": (partial(more_families.adapters), (("z", COLUMN),)),
+        "denoising": (partial(more_families.denoising), _ATTENTION),
+        "lstm": (partial(more_families.lstm), (("input", COLUMN), ("head", COLUMN), ("embed", COLUMN))),
+        "latents": (partial(more_families.latents), (*_ATTENTION, *_PAIRS)),
+        "linear attention": (partial(more_families.linear_attention), _ATTENTION),
     }
 )
+#: Arguments of builders that are halved, kept or doubled, and those that are drawn anew.
+SCALED = frozenset({"batch", "seq", "width", "size", "tokens", "nodes", "edges", "rows", "vocab", "inner", "patches"})
+LAYERS = (1, 2, 3)
 FORMS: Mapping[str, tuple[int, int]] = MappingProxyType(
     {"data": (8, 1), "fsdp": (8, 1), "tensor": (1, 8), "2-D": (2, 4), "fsdp x tensor": (2, 4), "expert": (1, 8)}
 )
@@ -260,21 +270,42 @@ def of_tables() -> Iterator[tuple[str, float, float]]:
         yield f"packed tables, split slots{links}", planned(tables.dealt(), cluster, **tables.SPLIT_SLOTS), hand
 
 
-def main(names: list[str]) -> None:
-    """Prints a line a family, and those of tables next to tables that are dealt out by hand."""
+def drawn_sizes(build: partial[Built], rng: random.Random) -> dict[str, int]:
+    """Sizes of a family near those that are written here; every batch is a multiple of eight."""
+    own = {p.name: p.default for p in inspect.signature(build.func).parameters.values()} | build.keywords
+    sizes = {name: int(n * rng.choice((0.5, 1, 2))) for name, n in own.items() if name in SCALED}
+    return sizes | ({"layers": rng.choice(LAYERS)} if "layers" in own else {})
+
+
+def share_of(name: str, sizes: Mapping[str, int]) -> tuple[float, float, str]:
+    """Bytes of a family as planned, those of the best expert, and its name."""
+    build, rules = CASES[name]
+    experts = {form: by_hand(build(**sizes), form, rules) for form in FORMS}
+    best = min(experts, key=lambda form: experts[form])
+    return planned(build(**sizes)), experts[best], best
+
+
+@click.command()
+@click.option("--seed", default=0, show_default=True, help="Of the sizes.")
+@click.option(
+    "--sizes", "count", default=1, show_default=True, help="Draws of each family; 0 takes what is written here."
+)
+@click.argument("names", nargs=-1)
+def main(seed: int, count: int, names: tuple[str, ...]) -> None:
+    """Prints a line a family and size, and those of tables next to tables that are dealt out by hand."""
     if not names or "tables" in names:
         for what, ours, hand in of_tables():
             print(f"{what}: {ours / hand:.3f} of table-wise ({ours:.0f} of {hand:.0f} bytes)", flush=True)
     for name in names or CASES:
         if name == "tables":
             continue
-        build, rules = CASES[name]
-        experts = {form: by_hand(build(), form, rules) for form in FORMS}
-        best = min(experts, key=lambda form: experts[form])
-        ours = planned(build())
-        print(f"{name}: {ours / experts[best]:.3f} of {best} ({ours:.0f} of {experts[best]:.0f} bytes)", flush=True)
+        rng = random.Random(f"{seed}/{name}")
+        for sizes in [drawn_sizes(CASES[name][0], rng) for _ in range(count)] or [{}]:
+            ours, theirs, best = share_of(name, sizes)
+            text = "".join(f", {key} {n}" for key, n in sizes.items())
+            print(f"{name}{text}: {ours / theirs:.3f} of {best} ({ours:.0f} of {theirs:.0f} bytes)", flush=True)
 
 
 if __name__ == "__main__":
     os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
-    main(sys.argv[1:])
+    main()

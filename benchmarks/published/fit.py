@@ -190,7 +190,7 @@ def leave_one_out(constants: Constants, runs: Sequence[Run], most: int) -> tuple
         others = [n for n, r in enumerate(errors.runs) if r.dataset != dataset]
         changed = fit_some(errors, others, start, _FEWER_REFRESHES).constants
         scored = score([r for r in timed if r.dataset == dataset], changed)
-        found = ranking(scored)
+        found = ranking([(s.run, s.prediction.step_s) for s in scored])
         rows.append(
             {
                 "dataset": dataset,

@@ -1,14 +1,13 @@
 """Published runs by the door that users take: the traced step of the model, `Manual`, the stack that ran.
 
 ``python -m benchmarks.published.planned`` plans sixteen named runs and says how far the plans' steps are from what was
-measured; ``--points N`` plans runs of the dataset instead, at most so many of each, drawn by seed.
+measured; `benchmarks.published` plans the points of the dataset.
 """
 
 from __future__ import annotations
 
 import csv
 import dataclasses
-import random
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -30,7 +29,6 @@ from benchmarks.report import Row, table
 from examples import gpt, llama
 
 _UNLIMITED = 10**15
-_SEED = 20261126
 #: The 175B model of SC21, table 1, and devices of a node of Selene.
 GPT_175B = TransformerSpec(layers=96, hidden=12288, heads=96, seq=2048, vocab=51200)
 _PER_NODE = 8
@@ -132,15 +130,13 @@ def named_runs() -> Iterator[NamedRun]:
     yield from zero3_runs()
 
 
-def drawn_runs(most: int, seed: int = _SEED) -> Iterator[NamedRun]:
-    """Timed points of the dataset, at most so many of each of its sources."""
-    by_dataset: dict[str, list[Run]] = {}
-    for run in load():
-        if run.measured_s is not None:
-            by_dataset.setdefault(run.dataset, []).append(run)
-    for dataset, runs in by_dataset.items():
-        chosen = random.Random(f"{seed}/{dataset}").sample(runs, min(most, len(runs)))
-        yield from (NamedRun.of(run) for run in sorted(chosen, key=lambda r: r.point))
+def refusal(run: Run) -> str:
+    """Why neither an example nor `Manual` can say a run; "" where they can."""
+    if all(plan.stages_together and plan.dp > 1 for plan in run.plans):
+        return "stages share nodes and replicas lie on other nodes; `Manual` has replicas next to each other"
+    if any(plan.ep > 1 for plan in run.plans):
+        return "no example has these experts"
+    return ""
 
 
 def row(run: NamedRun) -> Row:
@@ -172,14 +168,11 @@ def by_dataset(rows: Sequence[Row]) -> tuple[Row, ...]:
 
 
 @click.command()
-@click.option("--points", default=0, show_default=True, help="So many runs of each source take the named runs' place.")
-@click.option("--seed", default=_SEED, show_default=True, help="Of the draw.")
 @click.argument("names", nargs=-1)
-def main(points: int, seed: int, names: tuple[str, ...]) -> None:
+def main(names: tuple[str, ...]) -> None:
     """Plans the named runs, those of NAMES alone if there are any, and prints how far off the plans are."""
-    runs = drawn_runs(points, seed) if points else named_runs()
     rows = []
-    for run in runs:
+    for run in named_runs():
         if not names or run.name in names or run.dataset in names:
             rows.append(row(run))
             click.echo(rows[-1], err=True)

@@ -71,22 +71,26 @@ class Ranking:
     groups: int
 
 
-def ranking(scored: Sequence[Scored], least: int = 4) -> Ranking | None:
-    """The ranking inside groups of ``least`` runs or more; None where there is no such group."""
-    groups: dict[str, list[Scored]] = {}
-    for s in scored:
-        if s.run.measured_s is not None:
-            groups.setdefault(s.run.group, []).append(s)
+def ranking(predicted: Sequence[tuple[Run, float]], least: int = 4) -> Ranking | None:
+    """The ranking inside groups of ``least`` runs or more; None where there is no such group.
+
+    Args:
+        predicted: runs with the predicted seconds of their steps.
+        least: runs of a group.
+    """
+    groups: dict[str, list[tuple[float, float]]] = {}
+    for run, step_s in predicted:
+        if run.measured_s is not None:
+            groups.setdefault(run.group, []).append((step_s, run.measured_s))
     ranked = [g for _, g in sorted(groups.items()) if len(g) >= least]
     if not ranked:
         return None
     correlations, weights, regrets = [], [], []
     for group in ranked:
-        measured = [s.run.measured_s or 0.0 for s in group]
-        correlations.append(rank_correlation([s.prediction.step_s for s in group], measured))
+        measured = [s for _, s in group]
+        correlations.append(rank_correlation([s for s, _ in group], measured))
         weights.append(len(group))
-        chosen = min(group, key=lambda s: s.prediction.step_s)
-        regrets.append((chosen.run.measured_s or 0.0) / min(measured) - 1)
+        regrets.append(min(group, key=lambda g: g[0])[1] / min(measured) - 1)
     mean = sum(c * w for c, w in zip(correlations, weights, strict=True)) / sum(weights)
     return Ranking(mean, statistics.mean(regrets), len(ranked))
 

@@ -103,7 +103,7 @@ def _layers(constants: Constants) -> tuple[Row, ...]:
 
 def _row(dataset: str, part: str, scored: Sequence[Scored], limit: float = _DATASET) -> Row:
     errors = [abs(s.error) for s in scored if s.run.measured_s is not None]
-    found = ranking(scored)
+    found = ranking([(s.run, s.prediction.step_s) for s in scored])
     memory = statistics.mean(s.prediction.fits != s.run.out_of_memory for s in scored)
     row: dict[str, Any] = {"dataset": dataset, "part": part, "runs": len(scored)}
     met = memory >= _MEMORY

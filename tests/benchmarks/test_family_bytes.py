@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -20,6 +22,15 @@ def test_weights_lie_as_the_expert_says():
     assert family_bytes.spec_of("down0", (16, 32), "fsdp x tensor", rules) == P("y", "x")
     assert family_bytes.spec_of("norm", (16, 32), "fsdp", rules) == P(None, "x")
     assert family_bytes.spec_of("norm", (7, 9), "fsdp", rules) == P()
+
+
+def test_sizes_are_drawn_by_a_seed_and_divide_the_devices():
+    for name, (build, _) in family_bytes.CASES.items():
+        sizes = [family_bytes.drawn_sizes(build, random.Random(seed)) for seed in (1, 1, 2, 3, 4)]
+        assert sizes[0] == sizes[1] and any(s != sizes[0] for s in sizes), name
+        assert all(n % 8 == 0 for s in sizes for key, n in s.items() if key != "layers")
+    step, args = build(**sizes[0])
+    assert jax.eval_shape(step, *args)[1].shape == ()
 
 
 @pytest.mark.slow

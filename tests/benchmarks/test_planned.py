@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
-from benchmarks.published.planned import by_dataset, drawn_runs, named_runs, row
+from benchmarks.published.__main__ import by_dataset as points_by_dataset
+from benchmarks.published.__main__ import drawn
+from benchmarks.published.__main__ import row as row_of_point
+from benchmarks.published.dataset import load
+from benchmarks.published.planned import by_dataset, named_runs, refusal, row
+from benchmarks.published.transformer import load_constants
 
 RUNS = {run.name: run for run in named_runs()}
 
@@ -38,11 +45,42 @@ def test_zero3_is_slower_than_tensor_and_pipeline_parallelism_at_each_scale_as_m
     assert slower[0] > 1.03 and slower[1] > 1.4 and slower[2] > 2.5  # measured: 1.06, 1.69, 3.20
 
 
-def test_drawn_points_are_those_of_the_seed_and_so_many_of_each_source():
-    runs = [*drawn_runs(2, seed=1)]
-    assert [r.name for r in runs] == [r.name for r in drawn_runs(2, seed=1)] != [r.name for r in drawn_runs(2, seed=2)]
-    counts = [sum(r.dataset == d for r in runs) for d in {r.dataset for r in runs}]
-    assert max(counts) == 2
+def test_drawn_points_are_those_of_the_seed_in_whole_groups():
+    runs = load()
+    some = drawn(runs, 5, seed=1)
+    assert some == drawn(runs, 5, seed=1) != drawn(runs, 5, seed=2)
+    assert max(Counter(r.dataset for r in some).values()) == 5
+    assert len(drawn(runs, 0, seed=1)) == sum(r.measured_s is not None for r in runs) == 912
+    for dataset in {r.dataset for r in some}:
+        groups = Counter(r.group for r in some if r.dataset == dataset)
+        cut = [g for g, n in groups.items() if n < sum(r.group == g and r.measured_s is not None for r in runs)]
+        assert len(cut) <= 1
+
+
+def test_what_manual_cannot_say_is_told_and_has_no_plan():
+    (run,) = (r for r in load() if r.point == 1809)
+    found = row_of_point(run, load_constants())
+    assert found["plan_s"] is None and "stages share nodes" in found["why"] and found["bill_s"] > 0
+    assert [r for r in load() if refusal(r)] == [run]
+
+
+def test_points_by_dataset_compare_both_doors():
+    group = next(r.group for r in load() if r.dataset == "Zero Bubble Table 4")
+    runs = [r for r in load() if r.group == group]
+    rows = [
+        {
+            "dataset": r.dataset,
+            "measured_s": r.measured_s,
+            "plan_s": k * r.measured_s,
+            "bill_s": r.measured_s,
+            "planning, CPU s": 1,
+        }
+        for r, k in zip(runs, (1.1, 0.9, 1.0, 1.0), strict=True)
+    ]
+    found, means = points_by_dataset(rows, runs)
+    assert found["points"] == 4 and found["plan: mean"] == pytest.approx(0.05) and found["bill: mean"] == 0
+    assert found["bill: rank"] == pytest.approx(1.0) and found["bill: regret"] == 0 and found["CPU s"] == 4
+    assert means["plan: mean"] == found["plan: mean"]
 
 
 def test_errors_by_dataset_count_each_run_once():

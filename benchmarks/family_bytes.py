@@ -171,7 +171,7 @@ CASES: Mapping[str, tuple[partial[Built], Rules]] = MappingProxyType(
         "linear attention": (partial(more_families.linear_attention), _ATTENTION),
     }
 )
-#: Arguments of builders that are halved, kept or doubled, and those that are drawn anew.
+#: Arguments of builders that are halved, kept or doubled, and numbers of layers.
 SCALED = frozenset({"batch", "seq", "width", "size", "tokens", "nodes", "edges", "rows", "vocab", "inner", "patches"})
 LAYERS = (1, 2, 3)
 FORMS: Mapping[str, tuple[int, int]] = MappingProxyType(

@@ -22,11 +22,13 @@ class Scored:
 
     run: Run
     error: float
+    prediction: Any
 
 
 def scored(runs: Iterable[Run], constants: Any) -> tuple[Scored, ...]:
     predicted_s = constants.stacks[SPEED].partition_bytes
-    return tuple(Scored(run, predicted_s / run.measured_s - 1) for run in runs if run.measured_s)
+    step = SimpleNamespace(step_s=predicted_s)
+    return tuple(Scored(run, predicted_s / run.measured_s - 1, step) for run in runs if run.measured_s)
 
 
 def test_a_dataset_is_predicted_by_the_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:

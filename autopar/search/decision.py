@@ -17,6 +17,7 @@ from typing import Any
 
 from autopar.errors import InfeasiblePlanError
 from autopar.ir.analysis import unread_effects
+from autopar.plan import StepForm
 from autopar.schedule import factory_named
 from autopar.schedule.branches import Branches
 from autopar.search.bound import least_of
@@ -119,16 +120,25 @@ class Decision(StepProblem):
         return OpenRegion(Region("one stage", ((1, 1),)), expand)
 
     def _by_microbatches(self, seconds: float, known: Known) -> Expansion | Bounded:
-        """One stage by relaxations in the fewest microbatches that may fit without recomputation."""
+        """One stage by relaxations: in the fewest microbatches that may fit without recomputation, and in segments.
+
+        To compute layers again may take less than as many microbatches as may keep what they store.
+        """
         possible = self.possible_counts
         count = counts_that_may_fit(self.problem, self.step, possible)[0] if len(possible) > 1 else possible[0]
         if count == possible[0]:
             return Expansion(regions=(self._exact_stage(self._mesh_relaxations, seconds),))
         cutoff_s = known.best_s / self.problem.policy.effort.mesh_relaxations.usual
-        equal = equal_stages(self.problem, self.step, EqualStages.of(self.problem, 1), count, cutoff_s)
-        if equal is not None and equal.is_beyond:
+        estimates = []
+        for form in (StepForm(count), *self._one.segmented(possible[0])):
+            equal = equal_stages(self.problem, self.step, EqualStages.of(self.problem, 1), form, cutoff_s)
+            if equal is not None and not equal.is_beyond:
+                cutoff_s = equal.busy_s(form.microbatches)
+            if equal is not None:
+                estimates.append(equal)
+        if estimates and all(equal.is_beyond for equal in estimates):
             return Bounded(MESH_RELAXATIONS, known.best_s)
-        seconds = seconds if equal is None else equal.busy_s(count)
+        seconds = min((e.busy_s(e.estimates[0][0]) for e in estimates if not e.is_beyond), default=seconds)
         return Expansion(regions=(self._exact_stage(self._mesh_relaxations, seconds),))
 
     def _exact_stage(self, relaxation: Relaxation | None = None, seconds: float = 0.0) -> OpenRegion:

@@ -92,8 +92,10 @@ class OneStagePlanner(StepProblem):
         job, asked = problem.job, self._asked
         possible = even_counts(problem.graph) if counts is None else counts
         may_fit: Callable[[Sequence[int]], Sequence[int]] = partial(counts_that_may_fit, problem, step)
+        stored_from = possible[0]
         if cutoff_s < math.inf and job.offload == "none" and not is_tiny(problem) and len(possible) > 2:
-            possible, may_fit = may_fit(possible), tuple
+            fit = may_fit(possible)
+            stored_from, may_fit = fit[0], lambda counts: [count for count in counts if count >= fit[0]]
         blocks = block_scores(problem)
         attempt = self._attempt(problem)
         trials = Trials(attempt)
@@ -106,6 +108,7 @@ class OneStagePlanner(StepProblem):
             layered_updates=layered_updates(asked),
             host_update=may_update_on_hosts(asked),
             backward_update=partial(may_update_in_backward, asked),
+            stored_from=stored_from,
             may_fit=may_fit,
             segments=partial(segments_of, asked),
             segment_cost=problem.policy.stages.segment_cost,
@@ -135,6 +138,10 @@ class OneStagePlanner(StepProblem):
         if plan.content.memory_bound and job.offload == "none" and possible[0] == 1:
             plan = _noted(plan, step.update_in_backward()[1])
         return self._bounded(plan)
+
+    def segmented(self, count: int) -> tuple[StepForm, ...]:
+        """The form with segments of layers that is tried first in so many microbatches, if it may be tried."""
+        return tuple(StepForm(count, segment_layers=layers) for layers in segments_of(self._asked)[:1])
 
     @property
     def _asked(self) -> Asked:
@@ -272,7 +279,8 @@ class StageForms:
         layered_updates: where something may lie there, whether layers are updated one at a time, in order of trial.
         host_update: where something may lie there, whether hosts may update it: tried last.
         backward_update: whether stacks may be updated in the backward loop, where memory is short.
-        may_fit: of numbers of microbatches, rising, those from the first on that may fit.
+        stored_from: least number of microbatches in which a form that recomputes nothing is tried.
+        may_fit: of numbers of microbatches, rising, those from the first on in which it may fit.
         segments: numbers of layers a segment with which loops over layers keep less, the best first.
         segment_cost: relative cost of the limit from which these are tried though the first configuration fits.
     """
@@ -284,6 +292,7 @@ class StageForms:
     layered_updates: Sequence[bool] = (False,)
     host_update: bool = False
     backward_update: Callable[[], bool] = lambda: False
+    stored_from: int = 1
     may_fit: Callable[[Sequence[int]], Sequence[int]] = lambda counts: counts
     segments: Callable[[], Sequence[int]] = tuple
     segment_cost: float = math.inf
@@ -431,7 +440,7 @@ def _in_device_memory(trials: Trials[StepForm, Plan], forms: StageForms, cutoff_
     """
     counts, (first, *more) = forms.counts, forms.levels
     plain = [StepForm(count, first) for count in counts]
-    plan = trials.first(plain[:1], cutoff_s)
+    plan = trials.first([form for form in plain[:1] if form.microbatches >= forms.stored_from], cutoff_s)
     short = trials.bounded is None if plan is None else plan.content.memory_bound
     in_loop = short and counts[0] == 1 and forms.backward_update()
     if in_loop:
@@ -448,7 +457,7 @@ def _in_device_memory(trials: Trials[StepForm, Plan], forms: StageForms, cutoff_
             plan = min((plan, *plans), key=_seconds)
     if plan is None and trials.bounded is None and in_loop:
         plan = trials.first([structs.replace(plain[0], remat=level, backward_update=True) for level in more], cutoff_s)
-    if not short or (plan is None and trials.bounded is not None):
+    if not short:
         return plan
     return _in_segments(trials, forms, structs.replace(plain[0], backward_update=in_loop), plan, cutoff_s)
 

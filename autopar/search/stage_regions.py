@@ -26,6 +26,7 @@ from typing import TypeAlias
 from autopar.cost import LeastWork
 from autopar.errors import ScheduleError
 from autopar.microbatch import even_counts
+from autopar.plan import StepForm
 from autopar.schedule import get, table_of
 from autopar.search.bound import least_of
 from autopar.search.loop import Expansion, Known, OpenRegion, Relaxation
@@ -216,7 +217,7 @@ class StageRegions(StepProblem):
         most = max((m for m, _ in equal.estimates), default=0)
         above = [m for m in self.possible_counts if most < m <= count]
         for m in dict.fromkeys([*above[-1:], *above[:1]]):
-            after = equal_stages(self.problem, self.step, equal, m, cutoff_s)
+            after = equal_stages(self.problem, self.step, equal, StepForm(m), cutoff_s)
             if after is None or m < after.beyond:
                 return after
             equal = after

@@ -8,10 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
+import autopar
 from autopar.errors import InfeasiblePlanError, MicrobatchError
 from autopar.plan import StepForm
-from autopar.search.one_stage import StageForms, one_stage, with_padding
+from autopar.search.one_stage import OneStagePlanner, StageForms, one_stage, with_padding
+from autopar.search.outcome import Bounded
 from autopar.search.trials import Trials
+from examples import gpt
 
 COUNTS = (1, 2, 4)
 
@@ -82,6 +85,48 @@ def test_where_none_does_as_little_as_must_be_is_computed_anew():
     step = Step(limit_bytes=40)
     assert step.chosen() == (4, "selective")
     assert step.tried[3] == (4, "full"), "what holds least says whether anything fits"
+
+
+def test_segments_may_take_less_than_the_fewest_microbatches_that_keep_what_layers_store():
+    """Four microbatches take longer than a plan that is known, and one in segments of one layer does not."""
+    tried = []
+
+    def attempt(form: StepForm, cutoff_s: float, explain: bool) -> object:
+        tried.append((form.microbatches, form.segment_layers))
+        if form.microbatches < 4 and not form.segment_layers:
+            raise InfeasiblePlanError("too large", least_bytes=2)
+        seconds = 1.25 if form.segment_layers else 2.0
+        content = SimpleNamespace(memory_bound=False, search=SimpleNamespace(unlimited_s=None))
+        plan = SimpleNamespace(
+            num_microbatches=form.microbatches, stages=[SimpleNamespace(form=form)], content=content, step_time=seconds
+        )
+        return plan if seconds < cutoff_s else Bounded("a bound", seconds)
+
+    forms = StageForms(COUNTS, stored_from=4, may_fit=lambda counts: counts[-1:], segments=lambda: (1, 2))
+    for cutoff_s in (math.inf, 3.0, 1.5):
+        tried.clear()
+        plan = one_stage(Trials(attempt), forms, cutoff_s=cutoff_s)
+        assert plan.stages[0].form == StepForm(segment_layers=1)
+        assert tried == [(4, 0), (1, 1)], "what is known not to fit is left out"
+    assert one_stage(Trials(attempt), forms, cutoff_s=1.2) == Bounded("a bound", 1.25)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("memory", [4_000_000_000, 8_000_000_000, 16_000_000_000])
+def test_a_cutoff_that_the_best_plan_keeps_leaves_it_as_it_is(monkeypatch: pytest.MonkeyPatch, memory: int) -> None:
+    """In 8 GB eight microbatches take a third longer than one in segments."""
+    searched, best = [], OneStagePlanner.best
+
+    def note(self: OneStagePlanner, cutoff_s: float = math.inf) -> object:
+        searched.append(self)
+        return best(self, cutoff_s)
+
+    monkeypatch.setattr(OneStagePlanner, "best", note)
+    sizes = {"layers": 4, "hidden": 1024, "heads": 8, "batch": 256, "seq": 1024, "vocab": 512, "scan": True}
+    step, args = gpt.build("1.3B", abstract=True, **sizes)
+    options = {"cluster": autopar.Cluster.load("dgx-a100"), "memory_limit": memory, "num_stages": 1}
+    plan = autopar.parallelize(step, donate_argnums=0, **options).plan(*args)
+    assert best(searched[0], 1.05 * plan.step_time).step_time == plan.step_time
 
 
 def test_a_tiny_step_takes_the_fastest_of_all_ways():

@@ -169,9 +169,9 @@ def _sends(problem: Problem, stages: int) -> tuple[tuple[float, float], ...]:
 
 
 def equal_stages(
-    problem: Problem, step: StepSource, known: EqualStages, count: int, cutoff_s: float
+    problem: Problem, step: StepSource, known: EqualStages, form: StepForm, cutoff_s: float
 ) -> EqualStages | None:
-    """Estimates of a number of equal stages, with a further relaxation in ``count`` microbatches.
+    """Estimates of a number of equal stages, with a further relaxation of the step in a form.
 
     None where the step cannot be cut so. In more microbatches than before nothing but that is kept which is below the
     cutoff. One stage keeps the memory limit; what a stage of several holds, its layers
@@ -181,11 +181,12 @@ def equal_stages(
         problem: the step in one microbatch.
         step: in other forms.
         known: estimates so far, in fewer microbatches.
-        count: number of microbatches.
+        form: number of microbatches, and what is recomputed.
         cutoff_s: seconds of a step from which stages are of no use.
     """
+    count = form.microbatches
     try:
-        graph = problem.graph if count == 1 else step.in_form(StepForm(count)).graph
+        graph = problem.graph if form == StepForm() else step.in_form(form).graph
     except MicrobatchError:
         return None
     stages, hidden, gap = known.stages, 1 / problem.policy.partition.near_best, problem.policy.effort.estimate_gap

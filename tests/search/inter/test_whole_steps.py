@@ -11,6 +11,7 @@ import autopar
 from autopar.api.options import ParallelOptions
 from autopar.api.pure import PureFunction
 from autopar.cluster import LogicalMesh
+from autopar.plan import StepForm
 from autopar.search.pipeline.whole_steps import EqualStages, equal_stages
 from autopar.search.policy import SearchPolicy
 from examples import mlp
@@ -86,22 +87,22 @@ def test_a_relaxation_that_takes_too_long_says_so_and_counts_as_what_is_of_use()
     traced, _ = function.plan(function.resolve(args, {})[0])
     problem, step = function.searched(traced, None)
     two = EqualStages.of(problem, 2)
-    found = equal_stages(problem, step, two, 1, 1e9)
+    found = equal_stages(problem, step, two, StepForm(1), 1e9)
     assert found is not None and 0 < found.busy_s(1) < 1e9 and not found.is_beyond
     least_s = found.busy_s(1) / 2
-    beyond = equal_stages(problem, step, two, 1, least_s)
+    beyond = equal_stages(problem, step, two, StepForm(1), least_s)
     assert beyond is not None and beyond.is_beyond and beyond.busy_s(1) == least_s
     assert found.bubble_left == LEFT, "memory is ample"
     short = replace(problem, job=replace(problem.job, memory_limit_bytes=10_000))
-    limited = equal_stages(short, step, two, 1, 1e9)
+    limited = equal_stages(short, step, two, StepForm(1), 1e9)
     assert limited is not None and limited.bubble_left == 1.0
-    both = equal_stages(problem, step, found, 4, 1e9)
+    both = equal_stages(problem, step, found, StepForm(4), 1e9)
     assert both is not None and [m for m, _ in both.estimates] == [1, 4] and both.meshes == found.meshes
     assert both.beyond == math.inf and both.within(COUNTS) == list(COUNTS)
-    longer = equal_stages(problem, step, found, 16, 0.79 * found.busy_s(1))
+    longer = equal_stages(problem, step, found, StepForm(16), 0.79 * found.busy_s(1))
     assert longer is not None and longer.estimates == found.estimates, "seconds of the cutoff are no estimate"
     assert not longer.is_beyond and longer.bubble_left == LEFT and longer.within(COUNTS) == [1, 2, 4, 8]
-    assert equal_stages(problem, step, two, 3, 1e9) is None, "64 examples are not three equal parts"
+    assert equal_stages(problem, step, two, StepForm(3), 1e9) is None, "64 examples are not three equal parts"
 
 
 def test_meshes_of_a_stage_that_are_like_the_mesh_of_one_stage_are_relaxed_too() -> None:

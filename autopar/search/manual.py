@@ -247,6 +247,9 @@ class Manual:
         notes = [f"named by hand: {', '.join(grid) or 'one device'}"]
         if self.zero and self.dp * self.cp == 1:
             notes.append(f"zero={self.zero} splits nothing: dp and cp are 1, and no two devices hold the same state")
+        elif self.zero in (1, 2) and not any(i.role == "optimizer" and i.type.rank for i in problem.graph.inputs):
+            if self.zero == 1 or not origins(problem.graph).accumulated:
+                notes.append(f"zero={self.zero} splits nothing: the step has no optimizer state")
         elif self.zero == 2 and not origins(problem.graph).accumulated:
             notes.append(
                 "zero=2 is the plan of zero=1 here: in one microbatch no gradients are added up, and they are reduced "

@@ -197,6 +197,21 @@ def test_a_stage_of_zero_that_changes_nothing_says_so(degrees, note):
         assert any(p.content.stages == found[-1].content.stages for p in found[:-1])
 
 
+@pytest.mark.parametrize(("zero", "count"), [(1, 1), (2, 1), (1, 4), (2, 4), (3, 1)])
+def test_a_step_without_optimizer_state_says_that_zero_splits_none(zero, count):
+    def step(w, x):
+        value, gradient = jax.value_and_grad(lambda w: ((x @ w) ** 2).mean())(w)
+        return w - gradient, value
+
+    manual = Manual(dp=8, zero=zero)
+    plan = autopar.parallelize(step, cluster=toy(8), search=manual, num_microbatches=count).plan(
+        f32(32, 64), f32(64, 32)
+    )
+    notes = [n for n in plan.notes if n.startswith("zero=")]
+    splits = zero == 3 or (zero == 2 and count > 1)
+    assert notes == ([] if splits else [f"zero={zero} splits nothing: the step has no optimizer state"])
+
+
 def test_labels_split_by_examples_do_not_make_an_axis_one_of_data_parallelism():
     content = planned(perceptron, {"tp": 8}, 16).content
     inputs = tuple(

@@ -77,9 +77,9 @@ def body(graph: Graph) -> Graph:
 
 def test_recomputation_in_a_stage_traces_no_operator_again(x64: None, bound_again: list[str]) -> None:
     source, members = cut(2)
-    plain = source.in_form(members, 0, StepForm(2))
+    plain = source.in_form(members, 0, StepForm(2)).graph
     bound_again.clear()
-    again = source.in_form(members, 0, StepForm(2, "full", ()))
+    again = source.in_form(members, 0, StepForm(2, "full", ())).graph
     assert set(bound_again) <= {"spliced", "scan", "broadcast_in_dim", "iota"}  # and what reads no value
     copies = [op for op in body(again).operators if "recomputed" in op.marks]
     assert copies and len(body(again).operators) == len(body(plain).operators) + len(copies)
@@ -91,7 +91,7 @@ def test_stages_of_one_kind_have_as_many_microbatches_as_asked_for(x64: None) ->
     source, members = cut(2)
     for count in (2, 4, 1):
         for form in (StepForm(count), StepForm(count, "full", ()), StepForm(count, segment_layers=1)):
-            (loop,) = filter(is_stage_loop, source.in_form(members, 1, form).operators)
+            (loop,) = filter(is_stage_loop, source.in_form(members, 1, form).graph.operators)
             assert Scan.of(loop).length == count
 
 

@@ -119,9 +119,7 @@ VISITS: tuple[Visit, ...] = (
     Visit(7, _named("-o", "plan.json"), ("plan:",), writes=("plan.json",)),
     Visit(7, ("autopar", "report", "plan.json", "-o", "plan.html"), (), writes=("plan.html",)),
     Visit(8, _named("--tp", "2", "--dp", "4", "--zero", "3"), ("in total", "exposed", "collectives of")),
-    Visit(
-        8, _staged("-o", "stages.json"), ("stages 0, 1:", "role sharding stages"), writes=("stages.json",)
-    ),
+    Visit(8, _staged("-o", "stages.json"), ("stages 0, 1:", "role sharding stages"), writes=("stages.json",)),
     Visit(8, ("autopar", "explain", "stages.json"), ("on: stage", "at: train.py:")),
     Visit(8, _named("--dp", "8", "--zero", "2"), ("zero=2 splits nothing", "no optimizer state")),
     Visit(8, ("autopar", "explain", "plan.json"), ("everything else as it is",)),

@@ -217,14 +217,18 @@ def test_few_small_images_are_split_throughout() -> None:
     assert sent["all-reduce"] + sent["all-gather"] + sent["reduce-scatter"] <= 2 * weights + statistics
 
 
-def test_cpus_split_space_and_keep_images_together() -> None:
-    """XLA for CPUs sums kernels' gradients of few features and few images slowly (`cost_models/local-cpu.toml`)."""
+def test_cpus_split_columns() -> None:
+    """XLA for CPUs takes kernels' gradients of few features and few images slowly where columns have padding.
+
+    Of columns that come with the edges of neighbours it takes them as fast as of many features: four images in two
+    parts by columns took 126 ms of CPU time, in two by rows 212, and all images in eight parts 136 to 145.
+    """
     params, x, y = arguments(128, 4, 8, f32)
     cluster = autopar.Cluster.load("local-cpu")
     options: dict[str, Any] = {"num_stages": 1, "num_microbatches": 1, "remat": "none", "batch_argnums": (1, 2)}
     plan = autopar.parallelize(train_step, cluster=cluster, **options).plan(params, x, y)
     _, images, _ = plan.partition_specs()
-    assert images[0] is None and any(images[1:])
+    assert images[2] is not None
     assert any(c.kind == "collective-permute" for c in plan.communication)
 
 

@@ -48,6 +48,7 @@ from benchmarks import (
     soak,
     soak_hosts,
     spatial,
+    thresholds,
     verified,
     work,
 )
@@ -93,6 +94,7 @@ BENCHMARKS: Mapping[str, Callable[[bool, Say], Report]] = MappingProxyType(
         "soak_hosts": soak_hosts.run,
         "spatial": spatial.run,
         "stale": stale.run,
+        "thresholds": thresholds.run,
         "verified": verified.run,
         "work": work.run,
     }

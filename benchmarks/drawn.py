@@ -130,10 +130,16 @@ def draw(seed: int, number: int) -> Case:
     return Case(name, family, preset, sizes, cluster, nodes, options, asked)
 
 
-def plan_of(case: Case, **more: Any) -> Plan:
-    """The plan of a case, with ``more`` options."""
+def built(case: Case) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The step of a case, and its abstract arguments."""
     builder: Callable[..., Any] = _EXAMPLES.get(case.family) or FAMILIES[case.family]
     step, args = builder(case.preset, abstract=True, **case.sizes) if case.preset else builder(**case.sizes)
+    return step, args
+
+
+def plan_of(case: Case, **more: Any) -> Plan:
+    """The plan of a case, with ``more`` options."""
+    step, args = built(case)
     cluster = Cluster.load(case.cluster, nodes=case.nodes)
     plan: Plan = autopar.parallelize(step, cluster=cluster, donate_argnums=0, **{**case.options, **more}).plan(*args)
     return plan

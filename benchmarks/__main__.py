@@ -163,6 +163,7 @@ def main(
         "soak_hosts": partial(soak_hosts.run, minutes=minutes, pause_s=pause_s),
         "spatial": partial(spatial.run, seed=seed, count=cases),
         "stale": partial(stale.run, seed=seed),
+        "thresholds": partial(thresholds.run, seed=seed, first=first, cases=cases),
         "verified": partial(verified.run, **chosen),
     }
     reports = []

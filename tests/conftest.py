@@ -77,15 +77,27 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(*_COLLECTED_AFTER)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def compiled_programs_are_given_back() -> Iterator[None]:
-    """Drops jax's caches after a file whose process has become large."""
-    yield
+#: Times the resident bytes after compiled programs were given back from which on they are given back again: what stays
+#: then would stay another time, and every file after it would compile anew.
+_GROWN = 1.25
+_RESIDENT_FROM = pytest.StashKey[float]()
+
+
+def _resident_bytes() -> int:
+    """Resident bytes of this process; 0 where the system does not tell."""
     statm = Path("/proc/self/statm")
-    resident = int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm.exists() else 0
-    if resident > _MOST_RESIDENT and "jax" in sys.modules:
+    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm.exists() else 0
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled_programs_are_given_back(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Drops jax's caches after a file whose process has become large, or larger than they left it."""
+    yield
+    stash = request.config.stash
+    if _resident_bytes() > stash.get(_RESIDENT_FROM, _MOST_RESIDENT) and "jax" in sys.modules:
         gc.collect()
         sys.modules["jax"].clear_caches()
+        stash[_RESIDENT_FROM] = max(_MOST_RESIDENT, _GROWN * _resident_bytes())
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ import numpy as np
 
 import autopar
 from autopar import Cluster, Plan
+from autopar.api.parallel_function import ParallelFunction
 from autopar.plan.text import USELESS
 from benchmarks.families import FAMILIES
 from benchmarks.process import in_new_process
@@ -130,19 +131,18 @@ def draw(seed: int, number: int) -> Case:
     return Case(name, family, preset, sizes, cluster, nodes, options, asked)
 
 
-def built(case: Case) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """The step of a case, and its abstract arguments."""
+def parallel_of(case: Case, **more: Any) -> tuple[ParallelFunction[..., Any], tuple[Any, ...]]:
+    """The decorated step of a case with ``more`` options, and its abstract arguments."""
     builder: Callable[..., Any] = _EXAMPLES.get(case.family) or FAMILIES[case.family]
     step, args = builder(case.preset, abstract=True, **case.sizes) if case.preset else builder(**case.sizes)
-    return step, args
+    cluster = Cluster.load(case.cluster, nodes=case.nodes)
+    return autopar.parallelize(step, cluster=cluster, donate_argnums=0, **{**case.options, **more}), args
 
 
 def plan_of(case: Case, **more: Any) -> Plan:
     """The plan of a case, with ``more`` options."""
-    step, args = built(case)
-    cluster = Cluster.load(case.cluster, nodes=case.nodes)
-    plan: Plan = autopar.parallelize(step, cluster=cluster, donate_argnums=0, **{**case.options, **more}).plan(*args)
-    return plan
+    parallel, args = parallel_of(case, **more)
+    return parallel.plan(*args)
 
 
 class CpuLimitError(BaseException):

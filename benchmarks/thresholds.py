@@ -15,10 +15,10 @@ from types import MappingProxyType
 from typing import Any
 
 import autopar
-from autopar import Cluster, Plan
+from autopar import Plan
 from autopar.api.parallelize import parallelize_with
 from autopar.search.policy import SearchPolicy
-from benchmarks.drawn import Case, built, draw
+from benchmarks.drawn import Case, draw, parallel_of
 from benchmarks.process import in_new_process
 from benchmarks.report import Report, Row, Say
 
@@ -71,9 +71,7 @@ def with_threshold(policy: SearchPolicy, name: str, value: Any) -> SearchPolicy:
 
 def planned(case: Case, policy: SearchPolicy) -> Plan:
     """The plan of a case with these thresholds."""
-    step, args = built(case)
-    cluster = Cluster.load(case.cluster, nodes=case.nodes)
-    parallel = autopar.parallelize(step, cluster=cluster, donate_argnums=0, **case.options)
+    parallel, args = parallel_of(case)
     return parallelize_with(parallel.function, replace(parallel.options, policy=policy)).plan(*args)
 
 

@@ -343,11 +343,14 @@ class SharedMatrices:
         whole = self.whole.get(key, frozenset())
         ok = [not any(self.axis in k.dims[d] for d in whole) for k in layouts]
         if key in self.products:
-            shared = [
-                a and (self.axis in k.partial or self.axis in k.dims[-1]) for a, k in zip(ok, layouts, strict=True)
-            ]
-            ok = shared if any(shared) else ok
+            ok = where_any(ok, [self.axis in k.partial or self.axis in k.dims[-1] for k in layouts])
         return ok if any(ok) else [True] * len(layouts)
+
+
+def where_any(ok: Sequence[bool], wanted: Sequence[bool]) -> list[bool]:
+    """``ok`` where also wanted, if that leaves any."""
+    both = [a and b for a, b in zip(ok, wanted, strict=True)]
+    return both if any(both) else list(ok)
 
 
 @dataclass(frozen=True)
@@ -375,8 +378,7 @@ class SharedExamples:
         ok = [True] * len(layouts)
         brought = self.products.get(key, frozenset())
         for axis in self.axes if brought else ():
-            shared = [a and any(axis in k.dims[d] for d in brought) for a, k in zip(ok, layouts, strict=True)]
-            ok = shared if any(shared) else ok
+            ok = where_any(ok, [any(axis in k.dims[d] for d in brought) for k in layouts])
         return ok
 
 

@@ -312,9 +312,9 @@ class Cached:
             problem.trail.rows.extend(trail.rows)
         if isinstance(answer, Bounded):
             return answer
-        if source is not None:
-            answer = with_stage_operators(answer, problem.graph, source)
         if key is not None and time.perf_counter() - began >= self.cache.least_s:
+            if problem.source is not None:  # no part of the search, which has a meter
+                answer = with_stage_operators(answer, problem.graph, problem.source.metered(Meter()))
             self.cache.put(key, answer.content, answer.details, meter, trail.rows)
         return answer
 

@@ -22,7 +22,15 @@ from autopar.plan import Plan
 from autopar.recompute import LEVELS, Level
 from autopar.schedule import Task, get, table_of
 from autopar.search.assemble import renamed
-from autopar.search.batch_dims import SharedExamples, SharedMatrices, SharedTokens, check_tokens, origins, token_dims
+from autopar.search.batch_dims import (
+    SharedExamples,
+    SharedMatrices,
+    SharedTokens,
+    check_tokens,
+    origins,
+    token_dims,
+    where_any,
+)
 from autopar.search.clock import Clock
 from autopar.search.outcome import within_reach
 from autopar.search.pipeline.candidates import Candidate, CuttableStep, schedule_of
@@ -446,14 +454,8 @@ class PartitionedParameters:
         ok = [True] * len(layouts)
         if key in self.kept:
             for axis in self.parts:
-                ok = _where(ok, [any(axis in split for split in k.dims) for k in layouts])
+                ok = where_any(ok, [any(axis in split for split in k.dims) for k in layouts])
         return ok
-
-
-def _where(ok: Sequence[bool], wanted: Sequence[bool]) -> list[bool]:
-    """``ok`` where also wanted, if that leaves any."""
-    both = [a and b for a, b in zip(ok, wanted, strict=True)]
-    return both if any(both) else list(ok)
 
 
 @dataclass(frozen=True)

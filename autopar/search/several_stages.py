@@ -14,7 +14,6 @@ from autopar.ir.analysis import unread_effects
 from autopar.plan import Plan
 from autopar.search.anytime import Converted
 from autopar.search.cache import cached, cached_with_branches, cached_with_stages
-from autopar.search.operator_details import with_stage_operators
 from autopar.search.outcome import Bounded
 from autopar.search.pipeline.first_pipeline import first_pipeline
 from autopar.search.pipeline.search_space import is_large, stages_of_whole_nodes
@@ -86,7 +85,6 @@ class SeveralStages(StepProblem):
         plan = search(whole)
         if isinstance(plan, Bounded):
             return plan
-        plan = with_stage_operators(plan, layered.graph, layered.source)
         if note := _left_out(layered.graph):
             plan = replace(plan, content=msgspec.structs.replace(plan.content, notes=(*plan.content.notes, note)))
         if problem.request.token_slices is not None:

@@ -5,8 +5,10 @@ from autopar.cluster.cluster import Cluster
 from autopar.cluster.device import ConvolutionRate, Curve, Device
 from autopar.cluster.group import LinkSpec, MeasuredCollective, NodeGroup
 from autopar.cluster.mesh import Link, LogicalMesh, Span
+from autopar.cluster.stack import AdjustedStack
 
 __all__ = [
+    "AdjustedStack",
     "Cluster",
     "ConvolutionRate",
     "Curve",

@@ -21,13 +21,12 @@ from autopar.cluster.file import parse, plain
 from autopar.cluster.group import NodeGroup
 from autopar.cluster.mesh import AXIS_NAMES, DevicePlace, LogicalMesh, arrange, distinct, mesh_shapes, places
 from autopar.cluster.ray_options import Devices, RayOptions, Transport
+from autopar.cluster.stack import DEFAULT_STACK, StackChoice, plain_stack, stack_of
 from autopar.errors import ClusterError
 from autopar.hooks import HOOKS
 
 #: Nodes of a cluster; more are taken for a mistake.
 MOST_NODES = 2**16
-#: The program that runs where nothing else is said: one that XLA compiled.
-DEFAULT_STACK = "xla"
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,8 @@ class Cluster:
         name: name that a person knows.
         groups: one for a uniform cluster, several for a mixed one.
         stack: the kind of program that runs on it, which decides what is fused, what starts kernels and what overlaps:
-            "xla" for what autopar compiles; `cost_models/training/constants.toml` has all.
+            "xla" for what autopar compiles; `cost_models/training/constants.toml` has all. An
+            `autopar.cluster.AdjustedStack` is one of them with other constants.
 
     Raises:
         ClusterError: there is no group.
@@ -46,7 +46,7 @@ class Cluster:
 
     name: str
     groups: tuple[NodeGroup, ...]
-    stack: str = field(default=DEFAULT_STACK, kw_only=True)
+    stack: StackChoice = field(default=DEFAULT_STACK, kw_only=True)
 
     def __post_init__(self) -> None:
         text("Cluster.name", self.name)
@@ -55,20 +55,22 @@ class Cluster:
             raise ClusterError(f"cluster {self.name!r} has no node groups", remedy="give at least one NodeGroup")
 
     @staticmethod
-    def load(name_or_path: str | os.PathLike[str], nodes: int | None = None, *, stack: str = DEFAULT_STACK) -> Cluster:
+    def load(
+        name_or_path: str | os.PathLike[str], nodes: int | None = None, *, stack: StackChoice = DEFAULT_STACK
+    ) -> Cluster:
         """Reads a cluster file.
 
         Args:
             name_or_path: one of the names of `autopar.cluster.available`, or a path of a TOML file.
             nodes: number of nodes instead of the file's, for a file with one group.
             stack: the kind of program that runs on it: "xla" is what autopar compiles, others predict what other
-                programs would take.
+                programs would take, an `AdjustedStack` one of them with other constants.
 
         Raises:
             ClusterError: there is no such file, it is wrong, or ``nodes`` does not apply.
         """
         path = find(name_or_path)
-        cluster = Cluster(*parse(read(path), path.name), stack=text("stack", stack))
+        cluster = Cluster(*parse(read(path), path.name), stack=stack_of(stack))
         return cluster if nodes is None else cluster.with_nodes(nodes)
 
     @staticmethod
@@ -291,14 +293,14 @@ class Cluster:
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as in a cluster file; `from_dict` reads it back."""
         data = plain(self.name, self.groups)
-        return data if self.stack == DEFAULT_STACK else {**data, "stack": self.stack}
+        return data if self.stack == DEFAULT_STACK else {**data, "stack": plain_stack(self.stack)}
 
     @staticmethod
     def from_dict(data: Any) -> Cluster:
         """The cluster of plain data; ClusterError names the key that is wrong."""
         stack = data.get("stack", DEFAULT_STACK) if isinstance(data, dict) else DEFAULT_STACK
         rest = {k: v for k, v in data.items() if k != "stack"} if isinstance(data, dict) else data
-        return Cluster(*parse(rest, "cluster"), stack=text("cluster: stack", stack))
+        return Cluster(*parse(rest, "cluster"), stack=stack_of(stack))
 
     def to_json(self) -> str:
         """Canonical JSON: sorted keys, no spaces; equal clusters have equal text."""

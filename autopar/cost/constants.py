@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cluster.catalog import folder
+from autopar.cluster.stack import StackChoice
 from autopar.cost.network import NetworkRates
 from autopar.errors import AutoparError
 
@@ -179,8 +180,26 @@ class Constants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     attention: Mapping[str, Mapping[str, AttentionKernel]]
     products: Mapping[str, Mapping[str, ProductSizes]]
 
-    def stack(self, name: str) -> Stack:
-        """The training program called ``name``; AutoparError if there is none."""
+    def with_values(self, values: Iterable[tuple[str, float]]) -> Constants:
+        """The same with other numbers, by table and key of the file, as ``kernels.half_depth``.
+
+        Raises:
+            AutoparError: there is no such table or key, or a value is impossible there.
+        """
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        for path, value in values:
+            name, _, key = path.rpartition(".")
+            table: Any = plain
+            for part in name.split("."):
+                table = table.get(part) if isinstance(table, dict) else None
+            if not isinstance(table, dict) or not isinstance(table.get(key), float):
+                raise AutoparError(f"no number of {constants_file().name} is called {path!r}")
+            table[key] = value
+        return _checked(plain)
+
+    def stack(self, choice: StackChoice) -> Stack:
+        """The training program called so; AutoparError if there is none."""
+        name = choice if isinstance(choice, str) else choice.name
         if name not in self.stacks:
             raise AutoparError(f"no stack is called {name!r}", remedy=f"one of {', '.join(sorted(self.stacks))}")
         return self.stacks[name]
@@ -225,6 +244,24 @@ def load_constants() -> Constants:
     """
     path = constants_file()
     try:
-        return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Constants)
-    except (msgspec.ValidationError, tomllib.TOMLDecodeError) as error:
+        return _checked(tomllib.loads(path.read_text(encoding="utf-8")))
+    except tomllib.TOMLDecodeError as error:
         raise AutoparError(f"{path.name}: {error}", remedy="correct that value in the file") from error
+
+
+@functools.lru_cache(maxsize=32)
+def constants_of(stack: StackChoice) -> Constants:
+    """The constants that price a program: those that come with autopar, with those that the stack has of its own.
+
+    Raises:
+        AutoparError: as `Constants.with_values`.
+    """
+    return load_constants() if isinstance(stack, str) else load_constants().with_values(stack.constants)
+
+
+def _checked(plain: Any) -> Constants:
+    """The constants of plain data; AutoparError says what is unknown, missing or impossible."""
+    try:
+        return msgspec.convert(plain, Constants)
+    except msgspec.ValidationError as error:
+        raise AutoparError(f"{constants_file().name}: {error}", remedy="correct that value") from error

@@ -13,7 +13,7 @@ import numpy as np
 from autopar.cluster import Cluster, ConvolutionRate, Curve, Device, LogicalMesh
 from autopar.cost.collectives import all_reduce_tree_s, collective_s, measured_s
 from autopar.cost.compute import least_roofline_s, roofline_s
-from autopar.cost.constants import Constants, Numbers, Stack, load_constants
+from autopar.cost.constants import Constants, Numbers, Stack, constants_of
 from autopar.cost.kernels import KernelRates, Matrices, kernel_rates
 from autopar.cost.network import NetworkRates
 from autopar.cost.work import Core, KernelWork, Kind, LeastWork
@@ -37,7 +37,8 @@ class CostModel:
         launch_s: seconds that starting an operator costs, instead of the devices' own ``launch_s``.
         all_reduce: "ring", or "best": the faster of ring and tree, as NCCL chooses; they differ where many
             devices reduce few bytes.
-        constants: instead of those that come with autopar; `stack`, `rates` and `network` are made from them.
+        constants: instead of those of the cluster's stack (`autopar.cost.constants.constants_of`); `stack`, `rates`
+            and `network` are made from them.
         stack: what the program of ``cluster.stack`` does beyond the arithmetic.
         rates: of kernels by kind of device; None where they are not known.
         network: how collectives behave between devices whose kernels are known.
@@ -52,11 +53,15 @@ class CostModel:
     network: NetworkRates | None = field(init=False)
 
     def __post_init__(self) -> None:
-        constants = self.constants or load_constants()
+        constants = self._constants
         object.__setattr__(self, "stack", constants.stack(self.cluster.stack))
         rates = tuple(kernel_rates(d, constants) for d in self.cluster.device_types)
         object.__setattr__(self, "rates", rates)
         object.__setattr__(self, "network", constants.network if all(rates) else None)
+
+    @property
+    def _constants(self) -> Constants:
+        return self.constants or constants_of(self.cluster.stack)
 
     def on(self, cluster: Cluster) -> CostModel:
         """The same on another cluster, as on that of a stage: all that was given stays."""
@@ -121,8 +126,7 @@ class CostModel:
             if r is None:
                 busy_s = _rooflines_s(product.flops, 0.0 if fused else product.moved_bytes, dtype, d)
             elif fused:
-                constants = self.constants or load_constants()
-                kernel = constants.attention_of(self.stack.attention_kernel, d.kind)
+                kernel = self._constants.attention_of(self.stack.attention_kernel, d.kind)
                 busy_s = r.attention_s(product, dtype, d, kernel, backward=backward, causal=core == "causal")
             else:
                 busy_s = r.product_s(product, dtype, d, misaligned=product.misaligned, moved=product.moved_bytes)

@@ -2,7 +2,9 @@
 
 A point is the traced example at its size, `Manual` with its degrees, and the stack that ran (`planned`). All of them
 take about an hour of a core; ``--most N`` draws N of each dataset by a seed, in whole groups of one model and cluster,
-so that plans can be ranked. Points that neither an example nor `Manual` can say are listed with the reason.
+so that plans can be ranked. With ``--leave-one-out`` those of a dataset are priced with constants that are fitted,
+through bills, to the other datasets alone. Points that neither an example nor `Manual` can say are listed with the
+reason.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from rich.console import Console
 from autopar.cost.constants import Constants
 from autopar.errors import AutoparError
 from benchmarks.published.dataset import Run, load
+from benchmarks.published.fit import fit_network, left_out
+from benchmarks.published.free import NETWORK
 from benchmarks.published.planned import NamedRun, refusal
 from benchmarks.published.score import make_bills, ranking, score
 from benchmarks.published.transformer import load_constants
@@ -52,7 +56,7 @@ def drawn(runs: Sequence[Run], most: int, seed: int) -> list[Run]:
 
 
 def row(run: Run, constants: Constants) -> Row:
-    """A point by its plan and by its bill; ``why`` says why it has no plan."""
+    """A point by its plan and by its bill, both with ``constants``; ``why`` says why it has no plan."""
     assert run.measured_s is not None
     began_s = time.process_time()
     made: dict[str, Any] = {
@@ -62,7 +66,7 @@ def row(run: Run, constants: Constants) -> Row:
         "why": refusal(run),
     }
     try:
-        made["plan_s"] = None if made["why"] else NamedRun.of(run).step_s()
+        made["plan_s"] = None if made["why"] else NamedRun.of(run, constants).step_s()
     except (AutoparError, ValueError) as error:
         made |= {"plan_s": None, "why": str(error).partition("\n")[0]}
     made["planning, CPU s"] = time.process_time() - began_s
@@ -111,20 +115,26 @@ def by_dataset(rows: Sequence[Row], runs: Sequence[Run]) -> Iterator[Row]:
 @click.command()
 @click.option("--most", default=0, show_default=True, help="About so many points of each dataset; 0: all.")
 @click.option("--seed", default=SEED, show_default=True, help="Of the draw.")
+@click.option("--leave-one-out", "each", is_flag=True, help="Constants are fitted to the other datasets.")
+@click.option("--fitted", default=12, show_default=True, help="Runs of a dataset that --leave-one-out fits.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="A line of JSON for each point.")
 @click.argument("datasets", nargs=-1)
-def main(most: int, seed: int, out: Path | None, datasets: tuple[str, ...]) -> None:
+def main(most: int, seed: int, each: bool, fitted: int, out: Path | None, datasets: tuple[str, ...]) -> None:
     """Plans the points of all DATASETS, or of those whose names begin so."""
-    runs = [r for r in drawn(load(), most, seed) if not datasets or r.dataset.startswith(datasets)]
-    click.echo(f"{make_bills(runs)} bills were missing and are made", err=True)
-    constants, rows = load_constants(), []
+    every = load()
+    runs = [r for r in drawn(every, most, seed) if not datasets or r.dataset.startswith(datasets)]
+    click.echo(f"{make_bills(every if each else runs)} bills were missing and are made", err=True)
+    known = load_constants()
+    constants = left_out(fit_network(known, NETWORK).constants, every, fitted) if each else {}
+    rows: list[Row] = []
     for run in runs:
-        rows.append(row(run, constants))
+        rows.append(row(run, constants.get(run.dataset, known)))
         click.echo(rows[-1], err=True)
         if out is not None:
             with out.open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps(rows[-1]) + "\n")
-    Console(width=200).print(table("published points by plan and by bill", tuple(by_dataset(rows, runs))))
+    title = "published points by plan and by bill" + (", each dataset left out" if each else "")
+    Console(width=200).print(table(title, tuple(by_dataset(rows, runs))))
     for (dataset, why), count in sorted(Counter((r["dataset"], r["why"]) for r in rows if r["why"]).items()):
         click.echo(f"{count} of {dataset} without a plan: {why}")
 

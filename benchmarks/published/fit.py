@@ -178,18 +178,31 @@ def _slopes(residuals: Residuals, x: NDArray[np.float64], high: NDArray[np.float
     return np.stack(columns, axis=1)
 
 
-def leave_one_out(constants: Constants, runs: Sequence[Run], most: int) -> tuple[Row, ...]:
-    """Errors of each dataset, and of each stack, with constants that are fitted to the other datasets alone."""
+def left_out(constants: Constants, runs: Sequence[Run], most: int) -> dict[str, Constants]:
+    """By dataset the constants that are fitted to the other datasets alone.
+
+    Args:
+        constants: the others, of networks.
+        runs: of all datasets.
+        most: runs of a dataset that are fitted.
+    """
     timed = [r for r in runs if r.measured_s is not None]
     errors = Errors(constants, fitted_runs([replace(r, fitted=True) for r in timed], most), FREE)
     # Each fit begins where that to all runs ends, whose derivatives hold for all of them; then it has its own.
     whole = fit_some(errors, range(len(errors.runs)), np.log([f.prior for f in FREE]), _REFRESHES).constants
     start = np.log([value_of(whole, f) for f in FREE])
-    rows: list[Row] = []
+    found: dict[str, Constants] = {}
     for dataset in dict.fromkeys(r.dataset for r in timed):
         others = [n for n, r in enumerate(errors.runs) if r.dataset != dataset]
-        changed = fit_some(errors, others, start, _FEWER_REFRESHES).constants
-        scored = score([r for r in timed if r.dataset == dataset], changed)
+        found[dataset] = fit_some(errors, others, start, _FEWER_REFRESHES).constants
+    return found
+
+
+def leave_one_out(constants: Constants, runs: Sequence[Run], most: int) -> tuple[Row, ...]:
+    """Errors by bill of each dataset, and of each stack, with the constants of `left_out`."""
+    rows: list[Row] = []
+    for dataset, changed in left_out(constants, runs, most).items():
+        scored = score([r for r in runs if r.dataset == dataset and r.measured_s is not None], changed)
         found = ranking([(s.run, s.prediction.step_s) for s in scored])
         rows.append(
             {
@@ -238,7 +251,7 @@ def write(fitted: Fitted, free: Sequence[Free]) -> None:
 
 @click.command()
 @click.option("--dry", is_flag=True, help="Print the constants, do not write them.")
-@click.option("--leave-one-out", "each", is_flag=True, help="Fit to all datasets but one, in turn; score that one.")
+@click.option("--leave-one-out", "each", is_flag=True, help="Fit to all but one dataset in turn; score it by bill.")
 @click.option("--most", default=30, show_default=True, help="Runs of a dataset that are fitted.")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path), default=POINTS)
 def main(dry: bool, each: bool, most: int, file: Path) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from autopar.cost.constants import Constants
+from autopar.cluster import AdjustedStack
+from autopar.cluster.stack import StackChoice
+from autopar.cost.constants import Constants, load_constants
 
 
 @dataclass(frozen=True)
@@ -59,14 +61,23 @@ NETWORK = (Free("network", "level_s", 2e-5, 1e-6, 2e-4), Free("network", "ramp",
 
 def with_values(constants: Constants, free: Sequence[Free], values: Sequence[float]) -> Constants:
     """``constants`` with other values."""
-    plain: dict[str, Any] = msgspec.to_builtins(constants)
+    return constants.with_values(_pairs(free, values))
+
+
+def stack_with(name: str, constants: Constants) -> StackChoice:
+    """A stack with the fitted ones of ``constants``, to plan with; its name alone where they are those of the file."""
+    free = (*FREE, *NETWORK)
+    fitted = [value_of(constants, f) for f in free]
+    known = load_constants()
+    if fitted == [value_of(known, f) for f in free]:
+        return name
+    return AdjustedStack(name, tuple(_pairs(free, fitted)))
+
+
+def _pairs(free: Sequence[Free], values: Sequence[float]) -> Iterator[tuple[str, float]]:
+    """Paths of constants in the file and their values."""
     for f, value in zip(free, values, strict=True):
-        for name in f.tables:
-            table = plain
-            for part in name.split("."):
-                table = table[part]
-            table[f.key] = float(value)
-    return msgspec.convert(plain, Constants)
+        yield from ((f"{table}.{f.key}", float(value)) for table in f.tables)
 
 
 def value_of(constants: Constants, free: Free) -> float:

@@ -19,12 +19,14 @@ from rich.console import Console
 
 import autopar
 from autopar.cluster import Cluster
+from autopar.cluster.stack import StackChoice
 from autopar.errors import AutoparError
 from autopar.search import Manual
 from benchmarks.published.alpa import mixed_step
 from benchmarks.published.dataset import DATA, Run, load
+from benchmarks.published.free import stack_with
 from benchmarks.published.plans import DTYPES, padded_vocab
-from benchmarks.published.transformer import TrainingPlan, TransformerSpec
+from benchmarks.published.transformer import Constants, TrainingPlan, TransformerSpec
 from benchmarks.report import Row, table
 from examples import gpt, llama
 
@@ -39,24 +41,27 @@ COMPILED = frozenset({"xla", "xla-2021", "plain"})
 NAMED = (1, 3, 5, 7, 9, 11, 12, 1894, 132, 22)
 
 
-def planned(spec: TransformerSpec, plan: TrainingPlan, cluster: Cluster, stack: str, **options: Any) -> autopar.Plan:
+def planned(
+    spec: TransformerSpec, plan: TrainingPlan, cluster: Cluster, stack: StackChoice, **options: Any
+) -> autopar.Plan:
     """The plan of a published run.
 
     Args:
         spec: the model.
         plan: how it was trained.
         cluster: where.
-        stack: name of the training program.
+        stack: the training program.
         options: of `autopar.parallelize`, beside those that follow from the plan.
     """
+    program = stack if isinstance(stack, str) else stack.name
     sizes = {
         "layers": spec.layers, "hidden": spec.hidden, "ffn": spec.ffn, "heads": spec.heads, "kv_heads": spec.kv_heads,
         "vocab": padded_vocab(spec, plan), "seq": spec.seq, "batch": plan.global_batch, "dtype": DTYPES[spec.dtype],
-        "remat": plan.recompute == "full", "by_hand": stack not in COMPILED,
+        "remat": plan.recompute == "full", "by_hand": program not in COMPILED,
     }  # fmt: skip
     if spec.gated:
         step, args = llama.build(abstract=True, eight_bits=spec.dtype.startswith("f8"), **sizes)
-    elif stack == "xla-2021" and plan.num_microbatches == 1 and plan.recompute == "none":
+    elif program == "xla-2021" and plan.num_microbatches == 1 and plan.recompute == "none":
         step, args = mixed_step(dataclasses.replace(spec, vocab=padded_vocab(spec, plan)), plan.global_batch)
     else:
         selective = plan.recompute == "selective"
@@ -80,7 +85,7 @@ class NamedRun:
         spec: the model.
         plans: how it was trained; several where the source does not say: the fastest counts.
         cluster: where.
-        stack: name of the training program.
+        stack: the training program.
         measured_s: seconds of a step.
     """
 
@@ -89,7 +94,7 @@ class NamedRun:
     spec: TransformerSpec
     plans: tuple[TrainingPlan, ...]
     cluster: Cluster
-    stack: str
+    stack: StackChoice
     measured_s: float
 
     def step_s(self) -> float:
@@ -97,10 +102,11 @@ class NamedRun:
         return min(planned(self.spec, plan, self.cluster, self.stack).step_time for plan in self.plans)
 
     @staticmethod
-    def of(run: Run) -> NamedRun:
-        """A point of the dataset."""
+    def of(run: Run, constants: Constants | None = None) -> NamedRun:
+        """A point of the dataset, with the fitted ones of ``constants`` if they are given."""
         assert run.measured_s is not None
-        return NamedRun(str(run.point), run.dataset, run.spec, run.plans, run.cluster, run.stack, run.measured_s)
+        stack = run.stack if constants is None else stack_with(run.stack, constants)
+        return NamedRun(str(run.point), run.dataset, run.spec, run.plans, run.cluster, stack, run.measured_s)
 
 
 def zero3_runs() -> Iterator[NamedRun]:
@@ -142,7 +148,8 @@ def refusal(run: Run) -> str:
 def row(run: NamedRun) -> Row:
     """A run, its plan's step and how far off it is."""
     began_s = time.process_time()
-    made: dict[str, Any] = {"run": run.name, "dataset": run.dataset, "stack": run.stack, "measured_s": run.measured_s}
+    made: dict[str, Any] = {"run": run.name, "dataset": run.dataset, "stack": str(run.stack)}
+    made["measured_s"] = run.measured_s
     try:
         step_s = run.step_s()
     except (AutoparError, ValueError) as error:

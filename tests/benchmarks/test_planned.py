@@ -10,6 +10,7 @@ from benchmarks.published.__main__ import by_dataset as points_by_dataset
 from benchmarks.published.__main__ import drawn
 from benchmarks.published.__main__ import row as row_of_point
 from benchmarks.published.dataset import load
+from benchmarks.published.free import FREE, stack_with, value_of, with_values
 from benchmarks.published.planned import by_dataset, named_runs, refusal, row
 from benchmarks.published.transformer import load_constants
 
@@ -55,6 +56,23 @@ def test_drawn_points_are_those_of_the_seed_in_whole_groups():
         groups = Counter(r.group for r in some if r.dataset == dataset)
         cut = [g for g, n in groups.items() if n < sum(r.group == g and r.measured_s is not None for r in runs)]
         assert len(cut) <= 1
+
+
+@pytest.mark.parametrize("constant", [f for f in FREE if f.key in ("wait_s", "half_depth")], ids=lambda f: f.key)
+def test_refitted_constants_reach_plan_and_bill_of_a_point(constant):
+    """A point of 22B with tensor parallelism in Megatron-LM, each constant six times as large.
+
+    Devices of its plan wait for each other three times a layer, those of its bill four times.
+    """
+    (run,) = (r for r in load() if r.point == 12)
+    known = load_constants()
+    assert stack_with(run.stack, known) == run.stack
+    changed = with_values(known, [constant], [6 * value_of(known, constant)])
+    before, after = row_of_point(run, known), row_of_point(run, changed)
+    for door in ("plan_s", "bill_s"):
+        assert after[door] > 1.1 * before[door]
+    growth = [after[door] - before[door] for door in ("plan_s", "bill_s")]
+    assert growth[0] == pytest.approx(growth[1], rel=0.25)
 
 
 def test_what_manual_cannot_say_is_told_and_has_no_plan():

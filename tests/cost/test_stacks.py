@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from autopar import Cluster
+from autopar import Cluster, Plan
+from autopar.cluster import AdjustedStack
 from autopar.cost import CostModel, Matrices
 from autopar.cost.constants import load_constants
 from autopar.search.clock import Clock
@@ -119,6 +120,18 @@ def test_the_host_starts_kernels_of_eager_programs_one_by_one():
     assert compiled.step_time < (eager.step_time - besides_s) / 5
     assert any("for the host" in note for note in eager.content.notes)
     assert not any("for the host" in note for note in compiled.content.notes)
+
+
+def test_a_plan_has_the_constants_of_an_adjusted_stack():
+    """Twice the seconds of a start are twice the step that starts decide, and stay with a plan's text."""
+    args = (f32(64, 64), f32(64, 64))
+    program = load_constants().stack("eager")
+    slower = AdjustedStack("eager", (("stacks.eager.start_s", 2 * program.start_s),))
+    plans = [plan(small, *args, stack=s) for s in ("eager", AdjustedStack("eager", ()), slower)]
+    known_s, same_s, slower_s = (p.step_time - program.step_s - program.microbatch_s for p in plans)
+    assert same_s == known_s
+    assert slower_s == pytest.approx(2 * known_s, rel=0.01)
+    assert Cluster.from_json(Plan.from_json(plans[2].to_json()).content.cluster).stack == slower
 
 
 def test_the_host_is_ahead_of_long_kernels():

@@ -56,6 +56,7 @@ from autopar.ir import Graph
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.verify import verify
 from autopar.lower.branches import with_own_buffers
+from autopar.lower.packed_tables import packed_tables
 from autopar.lower.pipeline.build import LoweredPipeline, lower_pipeline
 from autopar.lower.pipeline.grid import OneProgramError
 from autopar.lower.program import lower
@@ -202,7 +203,9 @@ class PureFunction:
         planless = PureFunction(self.fn, self.options)
         planless._placements = self._placements
         searched = partial(planless.searched, self._traced[signature], self.options.memory_limit_bytes)
-        again = None if self.options.plan is not None else SearchedCounterfactuals(searched, plan.content)
+        again = (
+            None if self.options.plan is not None else SearchedCounterfactuals(searched, plan.content, packed_tables)
+        )
         details = plan.details if plan.num_stages > 1 else with_operators(plan.details, traced.graph)
         plan = replace(plan, input_tree=input_tree(traced), details=details, again=again)
         plan = plan.after((*traced.phases, *clock.phases()))

@@ -17,11 +17,19 @@ ALTERNATIVE = "alternative"
 MOST_OPERATORS = 4000
 
 
+#: Share of a step by which packed tables have to be faster for an explanation to tell of them: the gap of plans is of
+#: that order.
+LEAST_GAIN = 0.01
+
+
 class Counterfactuals(Protocol):
     """Answers of the search that made a plan."""
 
     def alternatives(self) -> tuple[Considered, ...]:
         """Plans that people write by hand: as `parallelize(search=NAME)` finds them in the microbatches of the plan."""
+
+    def packed(self) -> Considered | None:
+        """The best plan of the step whose separate embedding tables are packed into one array; None where none are."""
 
     def without(self, name: str) -> Considered | None:
         """The best plan without what was chosen for an operator or argument, everything else chosen again.

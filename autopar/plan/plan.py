@@ -250,7 +250,9 @@ class Plan:
 
         A runner-up's cost is with everything else as it is. Where the plan comes from a search in this process, has
         one stage, and ``what`` is one choice, the step is planned once more without that choice as well: what it
-        takes with everything else chosen again, within the memory limit.
+        takes with everything else chosen again, within the memory limit. Without ``what``, embedding tables that are
+        arrays of their own are planned once more as `autopar.transforms.deal_tables` packs them, and told of where
+        that step is faster.
 
         Raises:
             PlanMismatchError: nothing is called so; the message lists near names.
@@ -260,7 +262,7 @@ class Plan:
             return executions_text(self.content.pipeline.executions)
         if what in TOPICS:
             return hanging(topic_text(self.content, self.details.trail, what), columns())
-        return explain_text(self.content, what, self.details, None if self.again is None else self.again.without)
+        return explain_text(self.content, what, self.details, self.again)
 
     def with_alternatives(self) -> Plan:
         """The plan with the alternatives that people write by hand: data parallelism, ZeRO, Megatron, FSDP with TP.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from msgspec import structs
@@ -16,7 +16,7 @@ from autopar.ir import Layout, TensorType
 from autopar.plan.arguments import input_groups, path_matches
 from autopar.plan.columns import bullets, columns, hanging, labelled, table, wrapped
 from autopar.plan.content import PlanContent
-from autopar.plan.counterfactuals import ALTERNATIVE
+from autopar.plan.counterfactuals import ALTERNATIVE, LEAST_GAIN, Counterfactuals
 from autopar.plan.details import NO_DETAILS, Details, OperatorDetail
 from autopar.plan.pipeline import ExecutionPrice, ExecutionPrices
 from autopar.plan.throughput import throughput, throughput_text
@@ -418,21 +418,24 @@ def explain_text(
     c: PlanContent,
     what: str | None,
     details: Details = NO_DETAILS,
-    without: Callable[[str], Considered | None] | None = None,
+    again: Counterfactuals | None = None,
 ) -> str:
     """Why an argument, an operator or the whole plan is as it is, as text."""
-    return hanging(_explained(c, what, details, without), columns())
+    return hanging(_explained(c, what, details, again), columns())
 
 
-def _explained(
-    c: PlanContent, what: str | None, details: Details, without: Callable[[str], Considered | None] | None
-) -> str:
+def _explained(c: PlanContent, what: str | None, details: Details, again: Counterfactuals | None) -> str:
     """See `Plan.explain`; lines of any length."""
     if what is None:
         dearest = explained_choices(c, c.choices, details)[:_MOST_EXPLAINED]
         fixed = [n for n in c.notes if n.startswith(("constraint", "sharding_constraint"))]
         heading = "what was asked for\n\n" + "\n".join(fixed) + "\n\n" if fixed else ""
-        return heading + "the ten most expensive choices\n\n" + "\n\n".join(map(_choice_text, dearest))
+        return (
+            heading
+            + "the ten most expensive choices\n\n"
+            + "\n\n".join(map(_choice_text, dearest))
+            + _packed_text(c, again)
+        )
     exact = [k for k in c.choices if what == k.name or what in k.members]
     partly = [k for k in c.choices if what in k.name or any(what in m for m in k.members)]
     by_path = [k for k in c.choices if any(path_matches(what, name) for name in (k.name, *k.members))]
@@ -445,14 +448,26 @@ def _explained(
         )
     rows = explained_choices(c, matching, details)
     shown = rows[:_MOST_EXPLAINED]
-    if without is not None and len(matching) == 1:
-        return _choice_text(rows[0]) + _without_text(c, without(matching[0].name))
+    if again is not None and len(matching) == 1:
+        return _choice_text(rows[0]) + _without_text(c, again.without(matching[0].name))
     tail = (
         f"\n\n... {len(rows) - len(shown)} more match; a longer part of the name tells of fewer"
         if len(rows) > len(shown)
         else ""
     )
     return "\n\n".join((*held, *map(_choice_text, shown))) + tail
+
+
+def _packed_text(c: PlanContent, again: Counterfactuals | None) -> str:
+    """The end of an explanation: seconds of a step whose separate tables are one array, where it is faster."""
+    other = None if again is None else again.packed()
+    if other is None or other.step_time is None or other.step_time >= (1 - LEAST_GAIN) * c.step_time:
+        return ""
+    return (
+        f"\n\nseparate tables\n\n{other.name}\n  packed:     a step of {seconds_text(other.step_time)} "
+        f"({other.step_time / c.step_time - 1:+.1%}) as one array of `autopar.transforms.deal_tables`, "
+        "with indices in the order of its slots"
+    )
 
 
 def _without_text(c: PlanContent, other: Considered | None) -> str:

@@ -8,21 +8,37 @@ from functools import cached_property
 
 import numpy as np
 
-from autopar.errors import AutoparError
+from autopar.errors import AutoparError, InfeasiblePlanError
+from autopar.errors.names import counted
+from autopar.ir import Graph
 from autopar.plan import Choice, Considered, PlanContent, StepForm
 from autopar.plan.counterfactuals import ALTERNATIVE
 from autopar.plan.text import bytes_text
+from autopar.search.alpa import alpa
 from autopar.search.intra import extract
 from autopar.search.mesh_search import MeshSearch
 from autopar.search.one_stage import OneStagePlanner, problem_in_form
 from autopar.search.outcome import within_reach
 from autopar.search.problem import Problem
 from autopar.search.registry import strategy_named
-from autopar.search.source import StepSource
+from autopar.search.source import FormedStep, StepSource
 from autopar.solver import with_allowed
 
 #: Plans that people write by hand, against which a plan is shown.
 ALTERNATIVES = ("data-parallel", "zero1", "zero2", "zero3", "megatron", "fsdp-tp")
+
+
+@dataclass(frozen=True)
+class PackedTables:
+    """A step whose separate embedding tables are one array, as `autopar.transforms.deal_tables` packs them.
+
+    Args:
+        graph: of the step; the packed array has the name of the first table.
+        names: of the tables.
+    """
+
+    graph: Graph
+    names: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,10 +48,12 @@ class SearchedCounterfactuals:
     Args:
         searched: the step in one microbatch with what was asked for, and in other forms.
         content: of the plan.
+        pack: packs the separate tables of a step for so many devices; None where there are none.
     """
 
     searched: Callable[[], tuple[Problem, StepSource]]
     content: PlanContent
+    pack: Callable[[Graph, int], PackedTables | None] = lambda graph, devices: None
 
     @cached_property
     def _stage(self) -> Problem:
@@ -71,6 +89,34 @@ class SearchedCounterfactuals:
         if choice is None or len(self.content.stages) > 1:
             return None
         return self._without(choice)
+
+    def packed(self) -> Considered | None:
+        """The best plan of one stage and one microbatch of the step with its separate tables packed; None without."""
+        return self._packed
+
+    @cached_property
+    def _packed(self) -> Considered | None:
+        problem, _ = self.searched()
+        tables = self.pack(problem.graph, problem.cluster.num_devices)
+        job = problem.job
+        if tables is None or job.shared_stages is not None or {c.value for c in job.constraints} & {*tables.names}:
+            return None
+        problem.log(f"planning {counted(len(tables.names), 'table')} as one array")
+        kept = {i.name for i in tables.graph.inputs}
+        job = replace(
+            job,
+            donated=job.donated & kept,
+            constraints=tuple(c for c in job.constraints if c.value in kept),
+            offload="none",
+        )
+        reporting = replace(problem.reporting, explains_infeasible=False)
+        problem = replace(problem, job=job, reporting=reporting, source=None)
+        name = f"{counted(len(tables.names), 'table')}, from {tables.names[0]} to {tables.names[-1]}"
+        try:
+            plan = within_reach(alpa(problem_in_form(problem, FormedStep(tables.graph, StepForm()))))
+        except InfeasiblePlanError as error:
+            return Considered(name, None, None, error.fact)
+        return Considered(name, plan.step_time, plan.peak_memory)
 
     def _without(self, choice: Choice) -> Considered | None:
         problem = self._stage

@@ -1,8 +1,8 @@
 """`packed_tables`: the graph of a step whose embedding tables are one array that `transforms.deal_tables` packs.
 
-Separate tables of one width that are each read by one lookup, and updated alike, become one array [slots, rows, width],
-their optimizer state likewise. Indices of an example come in the order of the slots, as whoever packs tables prepares
-them; bags are added up before they travel. The graph is for a price alone: nothing runs it.
+Separate tables of one width that are each read by one lookup, and updated in the same way, become one array
+[slots, rows, width], their optimizer state likewise. Indices of an example come in the order of the slots, as whoever
+packs tables prepares them; bags are added up before they travel. The graph is for a price alone: nothing runs it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _Lane:
         inputs: names of its inputs.
         operators: its elementwise operators.
         sums: operators that add up all elements of one of its values, as for a norm of all gradients.
-        kind: equal where lanes are updated alike.
+        kind: equal where lanes are updated in the same way.
     """
 
     lookup: _Lookup
@@ -107,11 +107,11 @@ class _Tables:
     @cached_property
     def readers(self) -> Mapping[str, Sequence[Operator]]:
         """Operators that read each value; a value that is returned has one more, None of the graph's."""
-        found: dict[str, list[Operator]] = defaultdict(list)
+        readers: dict[str, list[Operator]] = defaultdict(list)
         for op in self.graph.operators:
             for name in dict.fromkeys(op.reads):
-                found[name].append(op)
-        return found
+                readers[name].append(op)
+        return readers
 
     @cached_property
     def returned(self) -> frozenset[str]:
@@ -158,9 +158,9 @@ class _Tables:
     def _lane(self, table: Input, values: frozenset[str]) -> _Lane | None:
         """The lane of a table, if it may be packed; ``values`` are those of its shape that are connected with it."""
         graph, shape = self.graph, table.type.shape
-        made = [op for op in graph.operators if op.results[0].name in values]
-        operators = tuple(op for op in made if self._is_elementwise(op))
-        others = [op for op in made if not self._is_elementwise(op)]
+        producers = [op for op in graph.operators if op.results[0].name in values]
+        operators = tuple(op for op in producers if self._is_elementwise(op))
+        others = [op for op in producers if not self._is_elementwise(op)]
         inputs = tuple(i.name for i in graph.inputs if i.name in values)
         states = [i for i in graph.inputs if i.name in values and i.name != table.name]
         if any(graph.types[name].shape != shape for name in values) or any(i.role != "optimizer" for i in states):
@@ -194,13 +194,13 @@ class _Tables:
 
     def _operands(self, op: Operator, numbers: Mapping[str, int]) -> tuple[Any, ...]:
         """Operands by their places in the lane; numbers and what has no place by themselves."""
-        found: list[Any] = []
+        operands: list[Any] = []
         for o in op.operands:
             if isinstance(o, str) and o not in numbers and self._is_broadcast(o):
-                found.append(self.graph.producers[o].operands[0])
+                operands.append(self.graph.producers[o].operands[0])
             else:
-                found.append(numbers.get(o, o) if isinstance(o, str) else o)
-        return tuple(found)
+                operands.append(numbers.get(o, o) if isinstance(o, str) else o)
+        return tuple(operands)
 
     def _lookup(self, table: Input, others: Sequence[Operator]) -> _Lookup | None:
         """The lookup of a table whose gradient ``others`` make: one sum of rows into zeros."""
@@ -409,12 +409,12 @@ def _sorted(operators: Sequence[Operator]) -> list[Operator]:
     makers = {v.name: op for op in operators for v in op.results}
     placed: dict[str, Operator] = {}
     for last in operators:
-        waiting = [last]
-        while waiting:
-            op = waiting[-1]
+        stack = [last]
+        while stack:
+            op = stack[-1]
             missing = [makers[o] for o in op.reads if o in makers and makers[o].id not in placed]
             if missing:
-                waiting += missing
+                stack += missing
             else:
-                placed.setdefault(waiting.pop().id, op)
+                placed.setdefault(stack.pop().id, op)
     return list(placed.values())

@@ -11,7 +11,7 @@ from autopar.cost.collectives import (
     wire_bytes,
 )
 from autopar.cost.compute import operator_bytes, operator_flops, product_flops, roofline_s, total_flops
-from autopar.cost.constants import Numbers
+from autopar.cost.constants import Numbers, StartPrices
 from autopar.cost.kernels import KernelRates, Matrices, kernel_rates
 from autopar.cost.model import CostModel
 from autopar.cost.network import NetworkRates
@@ -45,6 +45,7 @@ __all__ = [
     "Numbers",
     "ProductDims",
     "Reorder",
+    "StartPrices",
     "all_reduce_tree_s",
     "collective_matmul_s",
     "collective_on_link_s",

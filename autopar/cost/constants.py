@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import tomllib
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -47,6 +48,23 @@ class Kernels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     misaligned_share: _Fraction
     memory_share: _Fraction
     partial_bytes: _Positive
+
+
+@dataclass(frozen=True)
+class StartPrices:
+    """Cost of the programs of a pipeline besides what they compute.
+
+    Args:
+        start_s: seconds that a host needs to start one more program (`benchmarks pipelines`: 0.1 to 0.4 ms an
+            instruction on CPU).
+        branch_s: seconds of a worker's branch in a round of one program (10 us a round with small slots on CPU devices;
+            not measured on accelerators).
+        most_branches: branches (rounds x workers) of one program that a compiler takes: it compiles all of them.
+    """
+
+    start_s: float = 2e-4
+    branch_s: float = 1e-5
+    most_branches: int = 2**12
 
 
 class Stack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

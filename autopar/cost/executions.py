@@ -14,6 +14,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autopar.cost.constants import StartPrices
 from autopar.plan.pipeline import ExecutionPrice, ExecutionPrices
 
 
@@ -30,19 +31,6 @@ class RoundWork:
     busy_s: tuple[float, ...]
     permutes_s: tuple[tuple[float, ...], ...]
     held_bytes: tuple[tuple[int, ...], ...]
-
-
-@dataclass(frozen=True)
-class StartPrices:
-    """Seconds of starting.
-
-    Args:
-        start_s: a program, by the host.
-        branch_s: the branch of a worker in a round of one program.
-    """
-
-    start_s: float
-    branch_s: float
 
 
 def priced(

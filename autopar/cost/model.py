@@ -13,7 +13,7 @@ import numpy as np
 from autopar.cluster import Cluster, ConvolutionRate, Curve, Device, LogicalMesh
 from autopar.cost.collectives import all_reduce_tree_s, collective_s, measured_s
 from autopar.cost.compute import least_roofline_s, roofline_s
-from autopar.cost.constants import Constants, Numbers, Stack, constants_of
+from autopar.cost.constants import Constants, Numbers, Stack, StartPrices, constants_of
 from autopar.cost.kernels import KernelRates, Matrices, kernel_rates
 from autopar.cost.network import NetworkRates
 from autopar.cost.work import Core, KernelWork, Kind, LeastWork
@@ -37,6 +37,7 @@ class CostModel:
         launch_s: seconds that starting an operator costs, instead of the devices' own ``launch_s``.
         all_reduce: "ring", or "best": the faster of ring and tree, as NCCL chooses; they differ where many
             devices reduce few bytes.
+        starts: of the programs of a pipeline.
         constants: instead of those of the cluster's stack (`autopar.cost.constants.constants_of`); `stack`, `rates`
             and `network` are made from them.
         stack: what the program of ``cluster.stack`` does beyond the arithmetic.
@@ -47,6 +48,7 @@ class CostModel:
     cluster: Cluster
     launch_s: float | None = None
     all_reduce: Literal["ring", "best"] = "ring"
+    starts: StartPrices = field(default_factory=StartPrices)
     constants: Constants | None = field(default=None, repr=False, compare=False)
     stack: Stack = field(init=False)
     rates: tuple[KernelRates | None, ...] = field(init=False)

@@ -13,6 +13,17 @@ from autopar.schedule.one_f_one_b import zero_bubble_row
 from autopar.schedule.table import Kind, Table, Task
 
 
+def bubble_left(forward: float = 1.0, backward: float = 1.0, weight: float = 1.0) -> float:
+    """Share of the bubble of 1F1B that ZB-H1 leaves, (F + B - W) / (F + B + W).
+
+    Args:
+        forward: F, seconds of a forward pass; the three are taken to be equal where nothing tells them apart.
+        backward: B, seconds of a backward pass for inputs.
+        weight: W, seconds of one for weights.
+    """
+    return (forward + backward - weight) / (forward + backward + weight)
+
+
 @final
 class ZbH1(Schedule):
     """1F1B with the weight gradients put off until the pipeline drains.

@@ -13,7 +13,8 @@ from dataclasses import replace
 import msgspec
 
 from autopar.cluster import Cluster
-from autopar.cost.executions import RoundWork, StartPrices, priced
+from autopar.cost import StartPrices
+from autopar.cost.executions import RoundWork, priced
 from autopar.plan import Plan
 from autopar.plan.pipeline import Execution, ExecutionPrices
 from autopar.schedule import Apply, Instruction, Program, Recv, Run, Send
@@ -26,7 +27,6 @@ from autopar.search.decision import Decision
 from autopar.search.loop import Regions, explored
 from autopar.search.outcome import LeftOut, Planned
 from autopar.search.pipeline.search_space import is_large
-from autopar.search.policy import SchedulePolicy
 from autopar.search.problem import Problem
 from autopar.search.registry import cuts_stages
 from autopar.search.trail import Region, Trail
@@ -152,7 +152,7 @@ def with_executions(plan: Plan, problem: Problem) -> Plan:
         return plan
     if any(v.host for v in record.values):
         return plan  # one program has no state in host memory
-    prices = execution_prices(plan, problem.cluster, problem.policy.schedules)
+    prices = execution_prices(plan, problem.cluster, problem.cost_model.starts)
     if prices is None:
         return plan
     taken, reason = _decided(prices, problem.cluster, plan.content.memory_limit, problem.policy.effort.least_gain)
@@ -161,7 +161,7 @@ def with_executions(plan: Plan, problem: Problem) -> Plan:
     return replace(plan, content=content)
 
 
-def execution_prices(plan: Plan, cluster: Cluster, policy: SchedulePolicy) -> ExecutionPrices | None:
+def execution_prices(plan: Plan, cluster: Cluster, starts: StartPrices) -> ExecutionPrices | None:
     """Prices of a pipeline as one XLA program, and as a program for each task that the host starts.
 
     None where one program has too many branches to compile: one for each task of each worker. XLA's programs for GPUs
@@ -170,18 +170,19 @@ def execution_prices(plan: Plan, cluster: Cluster, policy: SchedulePolicy) -> Ex
     Args:
         plan: of several stages, by a schedule that flushes.
         cluster: of the plan.
-        policy: seconds to start a program or a branch, and how many branches are too many.
+        starts: seconds to start a program or a branch, and how many branches are too many.
     """
     table = parts_of(plan)[0]
-    if sum(map(len, table.rows)) * table.num_workers > policy.most_branches:
+    if sum(map(len, table.rows)) * table.num_workers > starts.most_branches:
         return None
     program, durations = program_of(plan)
     lists = [w.instructions for w in program.workers]
-    starts = [sum(isinstance(i, Run | Apply | Send | Recv) for i in line) for line in lists]
+    started = [sum(isinstance(i, Run | Apply | Send | Recv) for i in line) for line in lists]
     rounds = round_works(program, rounds_of(lists), durations)
     kinds = [kind for d in cluster.device_types for kind in d.jax_kinds]
-    branch_s = policy.branch_s if all(k == "cpu" or k.startswith("TPU") for k in kinds) else policy.start_s
-    return priced(plan.step_time, plan.peak_memory, starts, rounds, StartPrices(policy.start_s, branch_s))
+    if not all(k == "cpu" or k.startswith("TPU") for k in kinds):
+        starts = replace(starts, branch_s=starts.start_s)
+    return priced(plan.step_time, plan.peak_memory, started, rounds, starts)
 
 
 def round_works(program: Program, rounds: tuple[RoundParts, ...], durations: Durations) -> list[RoundWork]:

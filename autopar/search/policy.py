@@ -309,15 +309,8 @@ class SchedulePolicy:
         one_stage_per_worker: schedules that are timed with the stages planned for 1F1B. GPipe is never faster than 1F1B
             and holds more.
         two_stages_per_worker: schedules of two stages on each worker that are planned.
-        start_s: seconds that a runtime needs to start one more program (`benchmarks pipelines`: 0.1 to 0.4 ms an
-            instruction on CPU).
-        branch_s: seconds of a worker's branch in a round of one program (10 us a round with small slots on CPU devices;
-            not measured on accelerators).
-        most_branches: branches (rounds x workers) up to which one program is priced: it is compiled with all of them.
         most_activation_growth: times the activations of one schedule that another may hold: ZB-H2 holds twice those
             of 1F1B, none holds more.
-        bubble_left: share of the bubble of 1F1B that weight gradients cannot fill (Qi et al., 2023: a third where a
-            forward pass, a backward pass for inputs and one for weights take equally long).
         ranked_chunks: stages on each worker of interleaved schedules that are ranked on more than 16 nodes: four have
             a quarter of the bubble, two half of it where layers are too few for four; more have launches and messages.
         token_units: equal parts of a sequence of which slices of tokens have whole numbers.
@@ -325,11 +318,7 @@ class SchedulePolicy:
 
     one_stage_per_worker: tuple[str, ...] = ("zb-h1", "zb-h2", "eager-1f1b")
     two_stages_per_worker: tuple[str, ...] = ("zb-v", "interleaved")
-    start_s: float = 2e-4
-    branch_s: float = 1e-5
-    most_branches: int = 2**12
     most_activation_growth: float = 2.0
-    bubble_left: float = 1 / 3
     ranked_chunks: tuple[int, ...] = (2, 4)
     token_units: int = 32
 

@@ -28,6 +28,7 @@ from autopar.errors import ScheduleError
 from autopar.microbatch import even_counts
 from autopar.plan import StepForm
 from autopar.schedule import get, table_of
+from autopar.schedule.zero_bubble import bubble_left
 from autopar.search.bound import least_of
 from autopar.search.loop import Expansion, Known, OpenRegion, Relaxation
 from autopar.search.outcome import Bounded, LeftOut, Outcome
@@ -83,7 +84,7 @@ def least_by_stages(
         return sum(runs * cost.least_s(least, parts) for least, runs in works[is_update].items())
 
     seconds: dict[int, tuple[float, float]] = {}
-    schedule, left = schedule_of(problem), problem.policy.schedules.bubble_left
+    schedule, left = schedule_of(problem), bubble_left()
     for stages in stage_counts(problem, schedule) if numbers is None else numbers:
         devices = cluster.num_devices / stages
         own_s = each_s(devices, True) / stages
@@ -225,7 +226,7 @@ class StageRegions(StepProblem):
 
     def _planned_next(self, workers: _Workers) -> Iterator[OpenRegion]:
         """Regions of a number of stages to be planned: any microbatches, or each of some on a large cluster."""
-        left, policy = self.problem.policy.schedules.bubble_left, self.problem.policy
+        left, policy = bubble_left(), self.problem.policy
         stages, near = workers.number, [workers.estimates[number] for number in workers.near]
         some_equal = [(equal, equal.within(self.possible_counts)) for equal in near]
         equal, possible = min(some_equal, key=lambda some: (some[0].least_s(some[1], left), some[0].stages))
@@ -262,7 +263,7 @@ class StageRegions(StepProblem):
             return
         uneven, possible = unevenness(self.problem, 2 * stages, 2, folds=True), equal.within(self.possible_counts)
         expected_s, count = min((equal.step_s(m, 2, uneven), m) for m in self._ranked_counts(possible, stages))
-        least_s = equal.least_s(possible, self.problem.policy.schedules.bubble_left)
+        least_s = equal.least_s(possible, bubble_left())
         relaxation = Relaxation(_INTERLEAVED, self.problem.policy.effort.whole_step)
         region = self._two_a_worker(stages, count)
         yield replace(region, relaxation=relaxation, least_s=least_s, expected_s=expected_s)

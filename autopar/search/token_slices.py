@@ -28,7 +28,6 @@ from autopar.plan import Pipeline, PipelineTransfer, PipelineValue, PipelineWork
 from autopar.schedule import Table, build, parse_table, to_text
 from autopar.schedule.slices import slice_lengths, with_slices
 from autopar.schedule.table import KINDS
-from autopar.search.policy import SchedulePolicy
 from autopar.search.problem import Problem
 from autopar.simulate import run
 from autopar.simulate.plans import from_record
@@ -63,7 +62,7 @@ def in_slices(problem: Problem, graph: Graph, plan: Plan, asked: TokenSliceOptio
     table = parse_table(record.table)
     with_slices(table, 1)
     shares = SliceShares(problem.cost_model, graph, slicing, plan.num_microbatches, len(plan.stages[0].devices))
-    cuts = _cuts(asked, slicing.tokens, record, shares, problem.policy.schedules)
+    cuts = _cuts(asked, slicing.tokens, record, shares, problem)
     simulated = [_simulated(plan, record, table, lengths, shares) for lengths in cuts]
     step_s, sliced = min(simulated, key=lambda timed: (timed[0], len(timed[1].slice_lengths)))
     lengths = sliced.slice_lengths
@@ -82,11 +81,11 @@ def in_slices(problem: Problem, graph: Graph, plan: Plan, asked: TokenSliceOptio
 
 
 def _cuts(
-    asked: TokenSliceOption, tokens: int, record: Pipeline, shares: SliceShares, policy: SchedulePolicy
+    asked: TokenSliceOption, tokens: int, record: Pipeline, shares: SliceShares, problem: Problem
 ) -> list[tuple[int, ...]]:
     """The lengths that are simulated: what is asked for; for "auto" those of the dynamic program and even ones."""
     if asked == "auto":
-        fastest = _fastest(tokens, record, shares, policy)
+        fastest = _fastest(tokens, record, shares, problem)
         return [fastest, *(_even(tokens, n) for n in (2, 4, 8) if n <= tokens)]
     if isinstance(asked, int):
         if not 1 <= asked <= tokens:
@@ -99,16 +98,16 @@ def _even(tokens: int, count: int) -> tuple[int, ...]:
     return tuple(tokens // count + (k < tokens % count) for k in range(count))
 
 
-def _fastest(tokens: int, record: Pipeline, shares: SliceShares, policy: SchedulePolicy) -> tuple[int, ...]:
+def _fastest(tokens: int, record: Pipeline, shares: SliceShares, problem: Problem) -> tuple[int, ...]:
     """The lengths of the least ``m sum t_i + (K - 1) max t_i``: m microbatches follow each other without a gap."""
     stage_s: dict[int, float] = {}
     for w in record.works:
         stage_s[w.stage] = stage_s.get(w.stage, 0.0) + (w.seconds if w.kind in KINDS else 0.0)
     longest_s = max(stage_s.values())
-    unit = next(n for n in range(max(1, tokens // policy.token_units), tokens + 1) if tokens % n == 0)
+    unit = next(n for n in range(max(1, tokens // problem.policy.schedules.token_units), tokens + 1) if tokens % n == 0)
 
     def seconds(length: int, before: int) -> float:
-        return longest_s * shares.of(length, before) + 2 * policy.start_s
+        return longest_s * shares.of(length, before) + 2 * problem.cost_model.starts.start_s
 
     stages = 1 + (len(stage_s) - 1) / shares.microbatches
     return slice_lengths(tokens, stages, seconds, unit=unit, tolerance_s=longest_s / 1000).lengths

@@ -12,13 +12,13 @@ from autopar import Plan
 from autopar.api import many_hosts
 from autopar.api.many_hosts import takes_one_program
 from autopar.api.options import ParallelOptions
-from autopar.cost.executions import RoundWork, StartPrices, priced, slot_bytes
+from autopar.cost import StartPrices
+from autopar.cost.executions import RoundWork, priced, slot_bytes
 from autopar.errors import ScheduleError
 from autopar.plan.pipeline import ExecutionPrices
 from autopar.schedule import Buffer, Recv, Send, build, chain, get
 from autopar.schedule.rounds import permutes_of, rounds_of
 from autopar.search.planner import execution_prices, round_works
-from autopar.search.policy import SchedulePolicy
 from autopar.simulate import equal_stages
 from examples import mlp
 
@@ -117,8 +117,8 @@ def test_one_program_has_to_fit_the_memory() -> None:
 def test_a_program_of_too_many_branches_is_not_priced() -> None:
     plan = planned("tpu-v5p")
     cluster = autopar.Cluster.load("tpu-v5p", nodes=2)
-    assert execution_prices(plan, cluster, SchedulePolicy()) is not None
-    assert execution_prices(plan, cluster, SchedulePolicy(most_branches=8)) is None
+    assert execution_prices(plan, cluster, StartPrices()) is not None
+    assert execution_prices(plan, cluster, StartPrices(most_branches=8)) is None
 
 
 def test_auto_follows_the_plan_in_several_processes_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from autopar.plan import (
 )
 from autopar.plan.text import bytes_text
 from autopar.schedule import Table
+from autopar.schedule.zero_bubble import bubble_left
 from autopar.search.outcome import Bounded, within_reach
 from autopar.search.pipeline.candidates import (
     Candidate,
@@ -150,8 +151,7 @@ def _closed_by_relaxations(
 ) -> Bounded | None:
     """Message that a pipeline takes ``cutoff_s`` by estimates of some stages; None where it may not."""
     first = [pipeline.first(stage) for stage in range(len(pipeline.members))]
-    left = pipeline.problem.policy.schedules.bubble_left
-    least_s = least_relaxation_s(contents, first, pipeline.table.num_microbatches, left)
+    least_s = least_relaxation_s(contents, first, pipeline.table.num_microbatches, bubble_left())
     return Bounded("relaxations of its kinds of stages", least_s) if least_s >= cutoff_s else None
 
 

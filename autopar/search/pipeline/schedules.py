@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from autopar.cost import StartPrices
 from autopar.errors import InfeasiblePlanError, ScheduleError
 from autopar.ir import Graph
 from autopar.ir.analysis import names_made, taken_by
@@ -19,7 +20,6 @@ from autopar.schedule.without_flush.schedules import no_flush_text, updates_stag
 from autopar.search.outcome import Bounded, TooLarge
 from autopar.search.pipeline.memory import worker_bytes
 from autopar.search.pipeline.record import pipeline_of
-from autopar.search.policy import SchedulePolicy
 from autopar.search.problem import Problem
 from autopar.search.source import Sliced
 from autopar.search.trail import Region
@@ -41,10 +41,10 @@ def fastest_table(problem: Problem, sliced: Sliced, parts: Sequence[PlanContent]
     least = _seconds(problem, sliced, parts, table)
     if least is None:
         return table
-    policy = problem.policy.schedules
-    least_before = with_launches(policy, least, table)
+    starts = problem.cost_model.starts
+    least_before = with_launches(starts, least, table)
     best, least = table, least_before - problem.policy.effort.least_gain * least
-    for name in policy.one_stage_per_worker:
+    for name in problem.policy.schedules.one_stage_per_worker:
         try:
             other = get(name).table(table.num_stages, table.num_microbatches)
         except ScheduleError:
@@ -55,18 +55,18 @@ def fastest_table(problem: Problem, sliced: Sliced, parts: Sequence[PlanContent]
             continue
         seconds = _seconds(problem, sliced, parts, other)
         if seconds is not None:
-            problem.trail.close(region, Bounded(_TIMED, with_launches(policy, seconds, other)))
-            if with_launches(policy, seconds, other) < least:
-                best, least = other, with_launches(policy, seconds, other)
+            problem.trail.close(region, Bounded(_TIMED, with_launches(starts, seconds, other)))
+            if with_launches(starts, seconds, other) < least:
+                best, least = other, with_launches(starts, seconds, other)
     if best is not table:
         region = Region.of_stages("pipeline", [table.num_stages], [table.num_microbatches], table.name)
         problem.trail.close(region, Bounded(_TIMED, least_before))
     return best
 
 
-def with_launches(policy: SchedulePolicy, seconds: float, table: Table) -> float:
+def with_launches(starts: StartPrices, seconds: float, table: Table) -> float:
     """Seconds of a step with what the runtime takes to start the programs of the worker that has the most."""
-    return seconds + policy.start_s * max(map(len, table.rows))
+    return seconds + starts.start_s * max(map(len, table.rows))
 
 
 def _check_readers(graph: Graph, sliced: Sliced, table: Table) -> None:

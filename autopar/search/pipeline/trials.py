@@ -110,7 +110,7 @@ class PipelineSearch:
 def launched_s(problem: Problem, plan: Plan, schedule: str, candidate: Candidate) -> float:
     """Seconds of a step with those of launches by a schedule."""
     table = get(schedule).table(len(candidate.members), candidate.count)
-    return with_launches(problem.policy.schedules, plan.step_time, table)
+    return with_launches(problem.cost_model.starts, plan.step_time, table)
 
 
 def seconds_of(plan: Plan) -> float:

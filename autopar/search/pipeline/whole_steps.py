@@ -28,6 +28,7 @@ from autopar.cost import send_line
 from autopar.errors import MicrobatchError
 from autopar.ir import Graph
 from autopar.plan import StepForm
+from autopar.schedule.zero_bubble import bubble_left
 from autopar.search.mesh_search import MeshSearch
 from autopar.search.pipeline.candidates import trains
 from autopar.search.pipeline.partition import between_s
@@ -91,7 +92,7 @@ class EqualStages:
         uneven = unevenness(problem, stages)
         uneven = uneven if math.isfinite(uneven) else 1.0
         meshes = list(dict.fromkeys([*meshes, *near]))
-        sends, start_s = _sends(problem, stages), problem.policy.schedules.start_s
+        sends, start_s = _sends(problem, stages), problem.cost_model.starts.start_s
         return EqualStages(stages, tuple(meshes), uneven=uneven, sends=sends, update_s=update_s, start_s=start_s)
 
     @property
@@ -209,7 +210,7 @@ def equal_stages(
         return replace(known, estimates=estimates, beyond=min(count, known.beyond))
     estimates = (*known.estimates, (count, fastest_s))
     fills = ample and problem.job.schedule == "auto" and trains(problem)
-    left = problem.policy.schedules.bubble_left if fills else 1.0
+    left = bubble_left() if fills else 1.0
     return replace(known, meshes=(fastest,), estimates=estimates, bubble_left=left)
 
 

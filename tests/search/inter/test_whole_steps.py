@@ -12,15 +12,15 @@ from autopar.api.options import ParallelOptions
 from autopar.api.pure import PureFunction
 from autopar.cluster import LogicalMesh
 from autopar.plan import StepForm
+from autopar.schedule.zero_bubble import bubble_left
 from autopar.search.pipeline.whole_steps import EqualStages, equal_stages
-from autopar.search.policy import SearchPolicy
 from examples import mlp
 from tests.search.problems import toy
 from tests.simulate.helpers import simulated
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
 MESH = LogicalMesh((("x", 2),), ())
-LEFT = SearchPolicy().schedules.bubble_left
+LEFT = bubble_left()
 
 
 def _equal_stages(stages: int, *estimates: tuple[int, float]) -> EqualStages:

@@ -65,7 +65,7 @@ class Decision(StepProblem):
         if job.num_stages is not None or not tries_pipelines or devices == 1:
             return (self._exact_stage(),)
         if job.schedule not in ("auto", "none"):
-            return (self.several.pipelines(), self._exact_stage(by_work(problem)))
+            return (self.several.pipelines(), self._exact_stage(by_work()))
         if unread_effects(problem.graph):
             return (self._one_stage(), self.several.pipelines(LeftOut("stages would leave out what the step prints")))
         if job.mesh_shape is not None and math.prod(job.mesh_shape) == devices:

@@ -37,13 +37,30 @@ class Relaxation:
 
     Args:
         name: in words.
-        policy: what its seconds are worth.
+        policy: what its seconds are worth; None for a bound, which closes regions by itself alone.
         like: name of another whose plans say how far it is off, before it has a plan of its own; "" where none does.
     """
 
     name: str
-    policy: RelaxationPolicy
+    policy: RelaxationPolicy | None = None
     like: str = ""
+
+    @property
+    def usual(self) -> float:
+        """Times its seconds that the best plan of a region takes, before a plan says how many."""
+        return 1.0 if self.policy is None else self.policy.usual
+
+    def spread(self, ratio: float, effort: EffortPolicy, work: int) -> float:
+        """Share by which it may be off; without a plan of such a region for as long as a plan costs little.
+
+        Args:
+            ratio: that of plans; 0 before there is one.
+            effort: of the search.
+            work: units that were spent.
+        """
+        if self.policy is None:
+            return 1.0
+        return self.policy.spread if ratio else self.policy.spread * (1 - effort.spent(work))
 
 
 @dataclass(frozen=True)
@@ -79,7 +96,7 @@ class OpenRegion:
             return math.inf
         if self.relaxation is None:
             return -math.inf
-        return max(known.ratio(self.relaxation), self.relaxation.policy.usual) * self.expected_s
+        return max(known.ratio(self.relaxation), self.relaxation.usual) * self.expected_s
 
     def closed(self, known: Known, effort: EffortPolicy, work: int) -> Outcome | None:
         """Why it need not be planned; None where it may have a faster plan.
@@ -95,10 +112,9 @@ class OpenRegion:
             return self.only_without
         if self.relaxation is None:
             return None
-        policy, ratio = self.relaxation.policy, known.ratio(self.relaxation)
-        # Without a plan of such a region it may be off by the spread, for as long as a plan costs little.
-        spread = policy.spread if ratio or policy.spread == 1 else policy.spread * (1 - effort.spent(work))
-        gap, expected_s = effort.gap_after(work), (1 - spread) * (ratio or policy.usual) * self.expected_s
+        ratio = known.ratio(self.relaxation)
+        spread = self.relaxation.spread(ratio, effort, work)
+        gap, expected_s = effort.gap_after(work), (1 - spread) * (ratio or self.relaxation.usual) * self.expected_s
         longer = known.works.get(self.relaxation.name, 0) / max(1, work)
         if self.least_s >= (1 - gap) * known.best_s or expected_s >= (1 - gap - effort.price * longer) * known.best_s:
             return Bounded(self.relaxation.name, max(self.least_s, expected_s))

@@ -138,8 +138,7 @@ class RelaxationPolicy:
     Args:
         usual: times these seconds that the best plan takes, before plans of the same search say how many: regions are
             taken up by it, and closed where it is no faster.
-        spread: share by which plans of one search differ in how many times they take; 1 for a bound, which closes
-            regions by itself alone.
+        spread: share by which plans of one search differ in how many times they take.
     """
 
     usual: float = 1.0
@@ -168,7 +167,6 @@ class EffortPolicy:
             takes 2.9% longer.
         budget: work units after which the search ends as soon as a plan is known; None for any number. By default a
             hundred seconds of a core.
-        work: of the work of a region, nothing of which is sent. Of LLaMA 8B on 32 H100 pipelines take 5 to 45% more.
         mesh_relaxations: of one stage without a memory limit, in the first form that may fit: of LLaMA 8B on 32 H100
             another form, with updates in the backward loop, takes 4.4% less.
         whole_step: of a whole step on the devices of one stage. In 15 regions of drawn problems (`benchmarks drawn` has
@@ -184,7 +182,6 @@ class EffortPolicy:
     sharding_share: float = 0.1
     least_gain: float = 0.005
     budget: int | None = 10_000_000_000
-    work: RelaxationPolicy = RelaxationPolicy(usual=1.1, spread=1.0)
     mesh_relaxations: RelaxationPolicy = RelaxationPolicy(usual=0.95, spread=0.05)
     whole_step: RelaxationPolicy = RelaxationPolicy(usual=1.05, spread=0.25)
 

@@ -118,9 +118,9 @@ class _Workers:
     estimates: _StageEstimates
 
 
-def by_work(problem: Problem) -> Relaxation:
+def by_work() -> Relaxation:
     """The relaxation that knows no more of a region than what any of its plans computes."""
-    return Relaxation(WORK, problem.policy.effort.work)
+    return Relaxation(WORK)
 
 
 def numbers_of(problem: Problem, stages: int | None) -> tuple[tuple[int, int], ...]:
@@ -148,7 +148,7 @@ class StageRegions(StepProblem):
                 return Expansion(regions=(self._stages(None),))  # its error says why there are none
             return Expansion(regions=regions)
 
-        least_s, relaxation = self._bound_s(only_without), by_work(self.problem)
+        least_s, relaxation = self._bound_s(only_without), by_work()
         region = Region("pipeline", numbers_of(self.problem, None))
         return OpenRegion(region, expand, relaxation, least_s, least_s, only_without=only_without)
 
@@ -156,7 +156,7 @@ class StageRegions(StepProblem):
         """Numbers of stages by the work of each stage."""
         numbers = few_devices(self.problem, stages_of_whole_nodes(self.problem)) if is_large(self.problem) else None
         by_stages = least_by_stages(self.problem, self.counts, numbers)
-        relaxation = Relaxation(EQUAL_STAGES, self.problem.policy.effort.work)
+        relaxation = Relaxation(EQUAL_STAGES)
         devices, is_uniform = self.problem.cluster.num_devices, len(self.problem.cluster.groups) == 1
         equal = [stages for stages in by_stages if devices % stages == 0] if is_uniform else []
         estimates: _StageEstimates = {}
@@ -337,7 +337,7 @@ class StageRegions(StepProblem):
             return plan if isinstance(plan, Bounded) else Expansion(plan)
 
         region = Region("branches", numbers_of(self.problem, self.problem.job.num_stages))
-        without, relaxation = self.without_overlap(), by_work(self.problem)
+        without, relaxation = self.without_overlap(), by_work()
         least_s = self._bound_s(without)
         return OpenRegion(region, expand, relaxation, least_s, least_s, only_without=without)
 

@@ -21,7 +21,7 @@ from autopar.search.trail import Region, Trail
 from autopar.solver.meter import Meter, Work
 
 BOUND, ESTIMATE = (
-    Relaxation("a bound", RelaxationPolicy(1.0, 1.0)),
+    Relaxation("a bound"),
     Relaxation("an estimate", RelaxationPolicy(1.0, 0.1)),
 )
 

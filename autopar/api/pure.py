@@ -379,7 +379,7 @@ class PureFunction:
 
         limit = None if self.options.plan is not None else self.options.memory_limit_bytes
         try:
-            final, local = build_within(Planned(traced, plan), limit, build, search, self.options.policy.compilation)
+            final, local = build_within(Planned(traced, plan), limit, build, search, self.options.policy)
         except OneProgramError:
             if self.options.num_stages != "auto" or self.options.plan is not None:
                 raise

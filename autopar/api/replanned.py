@@ -54,7 +54,7 @@ def verified_plan(
     def build(planned: Planned[Traced]) -> Verification | PipelineVerification:
         return _compiled(planned, target, options)
 
-    planned, _ = fastest_compiled(kinds, limit, build, options.policy.compilation, target.text)
+    planned, _ = fastest_compiled(kinds, limit, build, options.policy, target.text)
     return planned.traced, planned.plan
 
 

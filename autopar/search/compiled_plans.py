@@ -14,7 +14,7 @@ import msgspec
 from autopar.errors import InfeasiblePlanError
 from autopar.plan import Considered, Plan
 from autopar.plan.text import bytes_text, seconds_text
-from autopar.search.policy import CompilationPolicy
+from autopar.search.policy import SearchPolicy
 
 FormT = TypeVar("FormT")
 
@@ -43,7 +43,7 @@ def build_within(
     limit_bytes: int | None,
     build: Callable[[Planned[FormT]], ProgramT],
     search: Callable[[int], Planned[FormT]],
-    policy: CompilationPolicy,
+    policy: SearchPolicy,
 ) -> tuple[Planned[FormT], ProgramT]:
     """A plan and its program, planned again for less memory while the program needs more than the limit.
 
@@ -69,10 +69,11 @@ def build_within(
         return planned, program
     best = (program.footprint_bytes, planned, program)
     aim = limit_bytes
-    for _ in range(policy.most_programs - 1):
+    for _ in range(policy.stages.limit_attempts - 1):
         if best[0] <= limit_bytes:
             break
-        aim = int(aim * min(policy.margin, limit_bytes / program.footprint_bytes * policy.margin))
+        margin = policy.compilation.margin
+        aim = int(aim * min(margin, limit_bytes / program.footprint_bytes * margin))
         try:
             planned = search(aim)
         except InfeasiblePlanError:
@@ -82,7 +83,7 @@ def build_within(
             best = (program.footprint_bytes, planned, program)
     needed, planned, program = best
     content = planned.plan.content
-    if needed > policy.tolerance * limit_bytes:
+    if needed > policy.compilation.tolerance * limit_bytes:
         raise InfeasiblePlanError(
             f"the least that a compiled program of {content.program} needed is {bytes_text(needed)} a device, "
             f"the limit is {bytes_text(limit_bytes)}",
@@ -137,7 +138,7 @@ def fastest_compiled(
     kinds: Sequence[PlanKind[FormT]],
     limit_bytes: int,
     build: Callable[[Planned[FormT]], TimedT],
-    policy: CompilationPolicy,
+    policy: SearchPolicy,
     target: str,
 ) -> tuple[Planned[FormT], TimedT]:
     """The plan whose compiled program keeps the limit and takes least time.
@@ -159,7 +160,8 @@ def fastest_compiled(
     Raises:
         InfeasiblePlanError: no plan has a program within the limit.
     """
-    strict, by, rows = replace(policy, tolerance=1.0), f"compiled for {target}", []
+    strict = replace(policy, compilation=replace(policy.compilation, tolerance=1.0))
+    by, rows = f"compiled for {target}", []
     built: list[tuple[str, Planned[FormT], TimedT]] = []
     refused: InfeasiblePlanError | None = None
     for candidate in _candidates(kinds, limit_bytes, policy):
@@ -183,9 +185,7 @@ def fastest_compiled(
     return replace(planned, plan=replace(planned.plan, content=content)), program
 
 
-def _candidates(
-    kinds: Sequence[PlanKind[FormT]], limit_bytes: int, policy: CompilationPolicy
-) -> list[_Candidate[FormT]]:
+def _candidates(kinds: Sequence[PlanKind[FormT]], limit_bytes: int, policy: SearchPolicy) -> list[_Candidate[FormT]]:
     """The first kind, and the fastest of the others whose plans differ and are not predicted much slower.
 
     Raises:
@@ -202,12 +202,12 @@ def _candidates(
         assert refused is not None
         raise refused
     first, *others = candidates
-    most_s = policy.most_slower * min(c.planned.plan.step_time for c in candidates)
+    most_s = policy.partition.near_best * min(c.planned.plan.step_time for c in candidates)
     different = [first]
     for c in sorted(others, key=lambda c: c.planned.plan.step_time):
         if c.planned.plan.step_time <= most_s and _meaning(c) not in [_meaning(known) for known in different]:
             different.append(c)
-    return different[: policy.most_kinds]
+    return different[: policy.partition.most_near]
 
 
 def _meaning(candidate: _Candidate[FormT]) -> tuple[object, ...]:

@@ -263,12 +263,13 @@ class PartitionPolicy:
         excesses: times the memory that layers as they are priced may take, until some slicing does: priced without
             a limit, they take more than they do once they are planned within one. Steps of a tenth and wider: a choice.
         shortages: likewise times less, where none of these slicings fits once it is planned.
-        near_best: factor of the least estimate within which candidates are planned exactly.
+        near_best: factor of the least estimate within which candidates are planned exactly, and of the fastest plan
+            within which plans of other kinds are compiled where a compiler decides.
         far: likewise of the best candidate with each number of stages of a small step: estimates leave out that sends
             overlap, and that weight gradients fill the bubble.
-        most_near: candidates within ``near_best`` that are planned, and on a large cluster numbers of microbatches of
-            each number of stages: seconds against errors of estimates. With 1 and with 6 two of two drawn plans are the
-            same, for 0.95 and 1.00 of the work.
+        most_near: candidates within ``near_best`` that are planned, or compiled, and on a large cluster numbers of
+            microbatches of each number of stages: seconds against errors of estimates. With 1 and with 6 two of two
+            drawn plans are the same, for 0.95 and 1.00 of the work.
         most_other: candidates planned where none of the least estimates fits: likewise.
     """
 
@@ -285,16 +286,14 @@ class StagePolicy:
     """How one stage is planned.
 
     Args:
-        limit_attempts: memory limits that a stage is planned within before it is given up: what is known only from its
-            plan (gradients that are added) comes off the next limit. With 2 and with 6 four of four drawn plans are the
-            same.
-        shared_worker_attempts: likewise of stages that share a worker, which move each other's: a choice.
+        limit_attempts: memory limits that a stage, the stages of a worker, or a step whose compiled program needs more
+            are planned within before they are given up: what is known only from the plan (gradients that are added), or
+            from the program, comes off the next limit. With 2 and with 6 four of four drawn plans are the same.
         segment_cost: relative cost of a memory limit from which segments of layers are tried though a plan fits: they
             run the forward pass once more, a quarter to a third of a step that products bind. A choice.
     """
 
     limit_attempts: int = 3
-    shared_worker_attempts: int = 5
     segment_cost: float = 0.2
 
 
@@ -345,20 +344,14 @@ class CompilationPolicy:
     """How often a program that needs more memory than its plan says is planned again.
 
     Args:
-        most_programs: programs compiled for one signature: a choice.
         margin: share of the limit that a new plan aims at, after scaling by what was measured, which is not quite the
             same of another plan.
         tolerance: times the limit that a program may need, with a note; compilers needed 0.95 to 1.5 times the bytes of
             the model.
-        most_kinds: plans of different kinds that are compiled where a compiler decides: a choice, as ``most_programs``.
-        most_slower: times the fastest predicted step that a plan may take to be compiled: a choice.
     """
 
-    most_programs: int = 4
     margin: float = 0.98
     tolerance: float = 1.1
-    most_kinds: int = 3
-    most_slower: float = 1.5
 
 
 @dataclass(frozen=True)

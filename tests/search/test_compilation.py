@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from autopar.errors import InfeasiblePlanError
 from autopar.plan import Plan, PlanContent
 from autopar.search.compiled_plans import Planned, build_within
-from autopar.search.policy import CompilationPolicy
+from autopar.search.policy import SearchPolicy
 from tests.plan.plans import small_plan
 
 LIMIT = 1000
@@ -44,7 +44,7 @@ class Compiler:
 
     def run(self, limit: int | None = LIMIT) -> tuple[PlanContent, SimpleNamespace]:
         build: Callable = self.build
-        found, program = build_within(planned(LIMIT), limit, build, self.search, CompilationPolicy())
+        found, program = build_within(planned(LIMIT), limit, build, self.search, SearchPolicy())
         return found.plan.content, program
 
 
@@ -76,7 +76,7 @@ def test_what_was_measured_scales_the_next_aim():
 def test_the_least_is_taken_and_noted_where_nothing_fits():
     compiler = Compiler(1.5, least=1080)
     content, program = compiler.run()
-    assert len(compiler.built) <= 4
+    assert len(compiler.built) <= SearchPolicy().stages.limit_attempts
     assert program.footprint_bytes == 1080
     assert any("above the limit" in note for note in content.notes)
 

@@ -207,7 +207,7 @@ def _sharing(
     """
     problem, table = pipeline.problem, pipeline.table
     limit = problem.memory_limit_bytes
-    attempts = problem.policy.stages.shared_worker_attempts
+    attempts = problem.policy.stages.limit_attempts
     if not is_small(problem):
         with contextlib.suppress(InfeasiblePlanError):
             return _within_limits(replace(pipeline, together=True), candidate, shared, limit, attempts)

@@ -305,8 +305,6 @@ class SchedulePolicy:
         one_stage_per_worker: schedules that are timed with the stages planned for 1F1B. GPipe is never faster than 1F1B
             and holds more.
         two_stages_per_worker: schedules of two stages on each worker that are planned.
-        most_activation_growth: times the activations of one schedule that another may hold: ZB-H2 holds twice those
-            of 1F1B, none holds more.
         ranked_chunks: stages on each worker of interleaved schedules that are ranked on more than 16 nodes: four have
             a quarter of the bubble, two half of it where layers are too few for four; more have launches and messages.
         token_units: equal parts of a sequence of which slices of tokens have whole numbers.
@@ -314,7 +312,6 @@ class SchedulePolicy:
 
     one_stage_per_worker: tuple[str, ...] = ("zb-h1", "zb-h2", "eager-1f1b")
     two_stages_per_worker: tuple[str, ...] = ("zb-v", "interleaved")
-    most_activation_growth: float = 2.0
     ranked_chunks: tuple[int, ...] = (2, 4)
     token_units: int = 32
 

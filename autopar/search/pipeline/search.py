@@ -33,6 +33,7 @@ from autopar.search.pipeline.candidates import (
 from autopar.search.pipeline.first_pipeline import fastest_of_equal_stages, first_plan
 from autopar.search.pipeline.relaxed_pipelines import RelaxedPipelines
 from autopar.search.pipeline.search_space import is_of_few_operators, is_small
+from autopar.search.pipeline.stage_problem import in_flight
 from autopar.search.pipeline.trials import (
     PipelineSearch,
     PipelineTrial,
@@ -251,13 +252,18 @@ def _under_other_schedules(problem: Problem, candidate: Candidate, plan: Plan) -
 
     Stages that lie within the limit whatever the schedule are the same for all, and timed in all of them.
     """
-    policy = problem.policy.schedules
-    short = policy.most_activation_growth * plan.peak_memory >= problem.memory_limit_bytes
-    if problem.job.schedule == "auto" and short:
-        below_s = launched_s(problem, plan, plan.schedule, candidate)
-        below_s -= problem.policy.effort.least_gain * plan.step_time
-        for name in policy.one_stage_per_worker:
-            yield PipelineTrial(replace(candidate, schedule=get(name)), below_s, is_optional=True)
+    if problem.job.schedule != "auto":
+        return
+    below_s = launched_s(problem, plan, plan.schedule, candidate)
+    below_s -= problem.policy.effort.least_gain * plan.step_time
+    numbers = len(candidate.members), candidate.count
+    planned = get(plan.schedule).table(*numbers)
+    for schedule in map(get, problem.policy.schedules.one_stage_per_worker):
+        table = schedule.table(*numbers)
+        growth = [in_flight(table, s) / in_flight(planned, s) for s in range(table.num_stages)]
+        held = (times * stage.memory.total for times, stage in zip(growth, plan.stages, strict=True))
+        if max(held) >= problem.memory_limit_bytes:
+            yield PipelineTrial(replace(candidate, schedule=schedule), below_s, is_optional=True)
 
 
 def may_run_in_worker(problem: Problem, intra: Callable[[Problem], Plan | Bounded]) -> bool:

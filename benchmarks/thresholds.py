@@ -55,7 +55,6 @@ VALUES: Mapping[str, tuple[Any, Any]] = MappingProxyType(
         "partition.most_near": (1, 6),
         "partition.most_other": (4, 16),
         "stages.limit_attempts": (2, 6),
-        "stages.segment_cost": (0.1, 0.4),
         "branches.least_share": (0.025, 0.1),
         "branches.most_candidates": (3, 12),
     }

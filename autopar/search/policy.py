@@ -289,12 +289,9 @@ class StagePolicy:
         limit_attempts: memory limits that a stage, the stages of a worker, or a step whose compiled program needs more
             are planned within before they are given up: what is known only from the plan (gradients that are added), or
             from the program, comes off the next limit. With 2 and with 6 four of four drawn plans are the same.
-        segment_cost: relative cost of a memory limit from which segments of layers are tried though a plan fits: they
-            run the forward pass once more, a quarter to a third of a step that products bind. A choice.
     """
 
     limit_attempts: int = 3
-    segment_cost: float = 0.2
 
 
 @dataclass(frozen=True)
@@ -430,6 +427,6 @@ def without_estimates(policy: SearchPolicy) -> SearchPolicy:
             (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 0.1, 0.5), stall_share=0.0, most_ruled_out=every
         ),
         partition=replace(policy.partition, near_best=4.0, far=8.0, most_near=every, most_other=64),
-        stages=replace(policy.stages, limit_attempts=8, segment_cost=0.0),
+        stages=replace(policy.stages, limit_attempts=8),
         branches=replace(policy.branches, least_share=0.01, most_candidates=every),
     )

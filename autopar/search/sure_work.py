@@ -10,6 +10,7 @@ in another value is read once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
@@ -117,6 +118,18 @@ def sure_works(graph: Graph, cost: CostModel, block_scores: int = 0, *, in_stage
     floor = {i.name: i.type.nbytes for i in graph.inputs}
     parts = cost.cluster.num_devices * (batch_size(graph) or 1)
     yield from _works(_Around(graph, cost, 1.0, "update", block_scores, in_stages, solid, floor, True, parts))
+
+
+def forward_s(graph: Graph, cost: CostModel, block_scores: int = 0) -> float:
+    """Seconds of the forward pass at least, on all devices together.
+
+    Args:
+        graph: the whole step.
+        cost: of the devices.
+        block_scores: scores of one head from which attention may run in blocks; 0 where it does not.
+    """
+    works = (w for w in sure_works(graph, cost, block_scores) if w.phase == "forward")
+    return math.fsum(w.runs * cost.least_s(w.least, cost.cluster.num_devices) for w in works)
 
 
 def _works(around: _Around) -> Iterator[SureWork]:

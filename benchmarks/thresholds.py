@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -34,28 +34,22 @@ SAME = 1e-6
 #: Two other values of each threshold.
 VALUES: Mapping[str, tuple[Any, Any]] = MappingProxyType(
     {
-        "overlap.most_blocks": (8, 32),
-        "enumeration.most_stages": (32, 128),
         "enumeration.most_slicings": (125, 500),
-        "enumeration.least_microbatches_per_stage": (1, 4),
-        "enumeration.most_ranked_per_stage": (16, 64),
-        "enumeration.most_uneven": (1.05, 1.2),
-        "enumeration.most_stage_counts": (2, 8),
-        "enumeration.most_stage_devices": (512, 2048),
-        "enumeration.ranked_meshes": (1, 4),
+        "enumeration.most_microbatches_per_stage": (8, 32),
+        "enumeration.most_uneven": (1.05, 1.5),
+        "enumeration.most_uneven_runs": (1.1, 2.0),
         "effort.least_gain": (0.0025, 0.01),
+        "effort.least_part": (0.025, 0.1),
         "algebra.least_gain": (0.05, 0.2),
         "padding.most_waste": (0.17, 0.68),
-        "padding.least_share": (0.025, 0.1),
         "padding.most_classes": (1, 6),
-        "partition.excesses": (
-            (1.0, 1.35, 2.0, math.inf),
-            (1.0, 1.05, 1.1, 1.15, 1.2, 1.27, 1.35, 1.42, 1.5, 1.62, 1.75, 2.0, 2.5, 3.0, math.inf),
+        "partition.multiples": (
+            (0.5, 0.7, 1.0, 1.35, 2.0, math.inf),
+            (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.05, 1.1, 1.15, 1.2, 1.27, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0, math.inf),
         ),
         "partition.most_near": (1, 6),
         "partition.most_other": (4, 16),
         "stages.limit_attempts": (2, 6),
-        "branches.least_share": (0.025, 0.1),
         "branches.most_candidates": (3, 12),
     }
 )
@@ -89,7 +83,8 @@ def recorded(policy: SearchPolicy) -> tuple[SearchPolicy, set[str]]:
         recording = type(type(plain).__name__, (type(plain),), {"__getattribute__": get})
         return recording(**{name: getattr(plain, name) for name in names})
 
-    return replace(policy, **{f.name: of_part(f.name) for f in fields(policy)}), read
+    parts = [f.name for f in fields(policy) if is_dataclass(getattr(policy, f.name))]
+    return replace(policy, **{name: of_part(name) for name in parts}), read
 
 
 @dataclass(frozen=True)

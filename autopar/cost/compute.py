@@ -91,6 +91,19 @@ def operator_flops(op: Operator, operand_types: Sequence[TensorType]) -> float:
     return factorization_flops(op, operand_types)
 
 
+def as_flops(flops: float, moved: float) -> float:
+    """FLOPs and bytes as FLOPs alone, by the rates of an A100 in float32: for choices that come before a cluster.
+
+    A rule that asked for fewer bytes as well left four layers of width 1024 with 4096 examples at 0.478 ms, predicted,
+    in place of 0.368: a gradient of low rank reads the examples twice, for 57 times fewer FLOPs.
+
+    Args:
+        flops: of an operator.
+        moved: bytes that it reads and writes.
+    """
+    return flops + 12.5 * moved
+
+
 def total_flops(graph: Graph, op: Operator) -> float:
     """FLOPs of one run of an operator with all that its regions do, as often as they run (`runs_inside`).
 

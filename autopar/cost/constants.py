@@ -60,11 +60,13 @@ class StartPrices:
         branch_s: seconds of a worker's branch in a round of one program (10 us a round with small slots on CPU devices;
             not measured on accelerators).
         most_branches: branches (rounds x workers) of one program that a compiler takes: it compiles all of them.
+        most_blocks: blocks of a product that travel next to it: a compiler unrolls them, and they become small.
     """
 
     start_s: float = 2e-4
     branch_s: float = 1e-5
     most_branches: int = 2**12
+    most_blocks: int = 16
 
 
 class Stack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from autopar.cost.compute import operator_bytes, operator_flops
+from autopar.cost.compute import as_flops, operator_bytes, operator_flops
 from autopar.ir.algebra import Change, ChangedOperator
 from autopar.search.policy import AlgebraPolicy
 
@@ -25,12 +25,11 @@ def pays(change: Change, policy: AlgebraPolicy, num_devices: int) -> bool:
 
     Args:
         change: the operators before and after.
-        policy: share that has to be saved, and FLOPs that a byte is worth.
+        policy: share that has to be saved.
         num_devices: devices that share the batch.
     """
     before, after = (flops_and_bytes(works, num_devices) for works in (change.before, change.after))
-    prices = [flops + policy.flops_per_byte * moved for flops, moved in (before, after)]
-    return prices[1] <= (1 - policy.least_gain) * prices[0]
+    return as_flops(*after) <= (1 - policy.least_gain) * as_flops(*before)
 
 
 def change_notes(changes: Sequence[Change], num_devices: int) -> tuple[str, ...]:

@@ -78,9 +78,7 @@ class Decision(StepProblem):
         if job.schedule == "auto" and has_branches(problem):
             several = (*several, self.several.branches())
         if job.schedule == "auto" and is_large(problem):
-            even = self.several.even()
-            first = problem.cluster.num_nodes > problem.policy.sizes.many_nodes
-            return (even, self._one_stage(), *several) if first else (self._one_stage(), even, *several)
+            return (self._one_stage(), self.several.even(), *several)
         return (self._one_stage(), *several)
 
     def on_workers(self) -> tuple[OpenRegion, ...]:
@@ -128,7 +126,7 @@ class Decision(StepProblem):
         count = counts_that_may_fit(self.problem, self.step, possible)[0] if len(possible) > 1 else possible[0]
         if count == possible[0]:
             return Expansion(regions=(self._exact_stage(self._mesh_relaxations, seconds),))
-        cutoff_s = known.best_s / self.problem.policy.effort.mesh_relaxations.usual
+        cutoff_s = known.best_s
         estimates = []
         for form in (StepForm(count), *self._one.segmented(possible[0])):
             equal = equal_stages(self.problem, self.step, EqualStages.of(self.problem, 1), form, cutoff_s)
@@ -156,7 +154,7 @@ class Decision(StepProblem):
 
     @property
     def _mesh_relaxations(self) -> Relaxation:
-        return Relaxation(MESH_RELAXATIONS, self.problem.policy.effort.mesh_relaxations)
+        return Relaxation(MESH_RELAXATIONS, self.problem.policy.effort.mesh_spread)
 
     def _state_too_large(self) -> TooLarge | None:
         """Why no plan fits: all devices together cannot hold the parameters and the state of the optimizer once."""

@@ -12,7 +12,7 @@ A relaxation of a region says two numbers: seconds that no plan of it is below, 
 (``least_s``), and seconds that its best plan is expected to take. The second is corrected by the plans of the same
 search: plans have taken at least ``ratio`` times what the relaxation said of their regions, so that others are
 closed where ``1 - spread`` of that is no faster, or saves less than is worth the work that such a region took. Before
-there is such a plan the usual ratio stands for it, and the spread counts while little is spent (`EffortPolicy.spent`).
+there is such a plan the ratio is taken to be 1, and the spread counts while little is spent (`EffortPolicy.spent`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from autopar.errors import InfeasiblePlanError, MicrobatchError
 from autopar.plan import Plan
 from autopar.search.clock import units_of
 from autopar.search.outcome import Bounded, Outcome, Planned
-from autopar.search.policy import EffortPolicy, RelaxationPolicy
+from autopar.search.policy import EffortPolicy
 from autopar.search.problem import Problem
 from autopar.search.trail import Region, outcome_of
 
@@ -37,20 +37,20 @@ class Relaxation:
 
     Args:
         name: in words.
-        policy: what its seconds are worth; None for a bound, which closes regions by itself alone.
+        spread: share by which plans of one search differ in how many times its seconds they take; None for a bound,
+            which closes regions by itself alone.
         like: name of another whose plans say how far it is off, before it has a plan of its own; "" where none does.
     """
 
     name: str
-    policy: RelaxationPolicy | None = None
+    spread: float | None = None
     like: str = ""
 
-    @property
-    def usual(self) -> float:
+    def usual(self, effort: EffortPolicy) -> float:
         """Times its seconds that the best plan of a region takes, before a plan says how many."""
-        return 1.0 if self.policy is None else self.policy.usual
+        return effort.bound_ratio if self.spread is None else 1.0
 
-    def spread(self, ratio: float, effort: EffortPolicy, work: int) -> float:
+    def off(self, ratio: float, effort: EffortPolicy, work: int) -> float:
         """Share by which it may be off; without a plan of such a region for as long as a plan costs little.
 
         Args:
@@ -58,9 +58,9 @@ class Relaxation:
             effort: of the search.
             work: units that were spent.
         """
-        if self.policy is None:
+        if self.spread is None:
             return 1.0
-        return self.policy.spread if ratio else self.policy.spread * (1 - effort.spent(work))
+        return self.spread if ratio else self.spread * (1 - effort.spent(work))
 
 
 @dataclass(frozen=True)
@@ -90,13 +90,18 @@ class OpenRegion:
         """Whether its plans have several stages."""
         return self.region.form != "one stage"
 
-    def rank(self, known: Known) -> float:
-        """Seconds by which regions are taken up, the least first."""
+    def rank(self, known: Known, effort: EffortPolicy) -> float:
+        """Seconds by which regions are taken up, the least first.
+
+        Args:
+            known: what was planned.
+            effort: says how much longer than a bound plans take.
+        """
         if self.only_without is not None and not self.is_silent:
             return math.inf
         if self.relaxation is None:
             return -math.inf
-        return max(known.ratio(self.relaxation), self.relaxation.usual) * self.expected_s
+        return max(self.relaxation.usual(effort), known.ratio(self.relaxation)) * self.expected_s
 
     def closed(self, known: Known, effort: EffortPolicy, work: int) -> Outcome | None:
         """Why it need not be planned; None where it may have a faster plan.
@@ -113,8 +118,8 @@ class OpenRegion:
         if self.relaxation is None:
             return None
         ratio = known.ratio(self.relaxation)
-        spread = self.relaxation.spread(ratio, effort, work)
-        gap, expected_s = effort.gap_after(work), (1 - spread) * (ratio or self.relaxation.usual) * self.expected_s
+        off = self.relaxation.off(ratio, effort, work)
+        gap, expected_s = effort.gap_after(work), (1 - off) * (ratio or 1.0) * self.expected_s
         longer = known.works.get(self.relaxation.name, 0) / max(1, work)
         if self.least_s >= (1 - gap) * known.best_s or expected_s >= (1 - gap - effort.price * longer) * known.best_s:
             return Bounded(self.relaxation.name, max(self.least_s, expected_s))
@@ -228,12 +233,13 @@ def _tell_work(problem: Problem, region: OpenRegion, before: int, of_rows: int) 
     problem.trail.worked(region.region, took - (problem.trail.work - of_rows))
 
 
-def _next(left: Sequence[OpenRegion], known: Known, gap: float) -> OpenRegion:
+def _next(left: Sequence[OpenRegion], known: Known, effort: EffortPolicy, work: int) -> OpenRegion:
     """The open region of the least expected seconds; of those that a gap does not tell apart, that of fewest stages.
 
     More stages hold more microbatches in flight, which expected seconds do not say.
     """
-    ranks = [region.rank(known) for region in left]
+    gap = effort.gap_after(work)
+    ranks = [region.rank(known, effort) for region in left]
     least = min(ranks)
     if not 0 < least < math.inf:
         return left[ranks.index(least)]  # nothing is expected of it yet, or of any
@@ -261,7 +267,7 @@ def explored(problem: Problem, regions: Regions) -> Known:
     known, left = Known(), list(regions)
     while left:
         before = units_of(problem.meter)
-        region = _next(left, known, problem.policy.effort.gap_after(before))
+        region = _next(left, known, problem.policy.effort, before)
         left.remove(region)
         closed = region.closed(known, problem.policy.effort, before)
         if closed is not None:

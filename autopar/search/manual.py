@@ -18,6 +18,7 @@ from autopar.errors import InfeasiblePlanError
 from autopar.errors.names import counted
 from autopar.ir import Graph, Input, Layout, Operator
 from autopar.ir.loops import Scan
+from autopar.microbatch import batch_size, even_counts
 from autopar.plan import Plan
 from autopar.recompute import LEVELS, Level
 from autopar.schedule import Task, get, table_of
@@ -36,7 +37,6 @@ from autopar.search.outcome import within_reach
 from autopar.search.pipeline.candidates import Candidate, CuttableStep, schedule_of
 from autopar.search.pipeline.partition import even_stages
 from autopar.search.pipeline.plan_candidate import plan_candidate
-from autopar.search.pipeline.search_space import microbatch_counts
 from autopar.search.problem import Problem
 from autopar.search.restrict import AllowedResults, Restricted, restricted_plan, solve_restricted
 from autopar.stages import cluster
@@ -151,8 +151,8 @@ class Manual:
             schedule = get("interleaved", chunks=self.chunks) if self.chunks > 1 else "1f1b"
         job = replace(problem.job, num_stages=stages, schedule=schedule, remat=self._remat(problem))
         staged = replace(problem, job=job)
-        count = job.num_microbatches or microbatch_counts(staged)[0]
         policy = problem.policy.enumeration
+        count = job.num_microbatches or self._microbatches(problem.graph, policy.most_microbatches_per_stage * stages)
         wanted = min(policy.layers_per_stage * stages, max(stages, policy.most_layers))
         layers = cluster(problem.graph, problem.source.microbatches(count), wanted, fewest=stages)
         if len(layers.members) < stages:
@@ -165,6 +165,11 @@ class Manual:
         candidate = Candidate(count, even_stages(layers, stages), placements, 0.0, layers.members)
         inside = _ManualStages(replace(self, pp=1, chunks=1, recompute="none"), self._tokens(problem.graph))
         return renamed(within_reach(plan_candidate(CuttableStep(staged, problem.source, inside), candidate)), "manual")
+
+    def _microbatches(self, graph: Graph, most: int) -> int:
+        """The most microbatches up to a number whose examples dp divides; the fewest where it divides none."""
+        size, counts = batch_size(graph) or 1, even_counts(graph)
+        return max((n for n in counts if n <= most and size // n % self.dp == 0), default=counts[0])
 
     def plan(self, problem: Problem, name: str, tokens: Mapping[str, int] | None = None) -> Plan:
         """The plan, under the name of a strategy.

@@ -34,7 +34,7 @@ from autopar.search.problem import Problem
 from autopar.search.registry import names_plan
 from autopar.search.source import FormedStep
 from autopar.search.step_problem import StepProblem
-from autopar.search.sure_work import forward_s
+from autopar.search.sure_work import forward_share
 from autopar.search.techniques import (
     Asked,
     block_scores,
@@ -112,7 +112,7 @@ class OneStagePlanner(StepProblem):
             stored_from=stored_from,
             may_fit=may_fit,
             segments=partial(segments_of, asked),
-            again_s=partial(forward_s, problem.graph, problem.cost_model, blocks),
+            forward_share=partial(forward_share, problem.graph, problem.cost_model, blocks),
         )
         plain: Plan | Bounded | None = None
         failure: InfeasiblePlanError | MicrobatchError | None = None
@@ -283,8 +283,8 @@ class StageForms:
         stored_from: least number of microbatches in which a form that recomputes nothing is tried.
         may_fit: of numbers of microbatches, rising, those from the first on in which it may fit.
         segments: numbers of layers a segment with which loops over layers keep less, the best first.
-        again_s: seconds of the forward pass at least, which these run once more: where the limit costs that, they are
-            tried though the first configuration fits.
+        forward_share: share of the forward pass in a step, which these run once more: where the limit costs as much,
+            they are tried though the first configuration fits.
     """
 
     counts: Sequence[int]
@@ -297,7 +297,7 @@ class StageForms:
     stored_from: int = 1
     may_fit: Callable[[Sequence[int]], Sequence[int]] = lambda counts: counts
     segments: Callable[[], Sequence[int]] = tuple
-    again_s: Callable[[], float] = lambda: math.inf
+    forward_share: Callable[[], float] = lambda: math.inf
 
     @property
     def levels(self) -> tuple[Level, ...]:
@@ -484,7 +484,7 @@ def _in_segments(
         return plan
     if plan is not None and plan.num_microbatches == first.microbatches and plan.stages[0].form.remat == first.remat:
         unlimited_s = plan.content.search.unlimited_s
-        if unlimited_s is None or plan.step_time < unlimited_s + forms.again_s():
+        if unlimited_s is None or plan.step_time < (1 + forms.forward_share()) * unlimited_s:
             return plan
     segmented = trials.first(tried, cutoff_s if plan is None else min(cutoff_s, plan.step_time))
     possible = trials.possible(forms.counts)

@@ -3,8 +3,8 @@
 A threshold says where effort stops paying. Each field has the reason for its value, and says so where that is a choice
 that no measurement supports. `python -m benchmarks thresholds` plans drawn problems with half and with twice of each:
 "seven of seven drawn plans" are all of those problems that read the threshold (2026-11-28, eight problems of seed
-6006). Tests and benchmarks give other values with `dataclasses.replace`. What is about speed alone (`WorkerPolicy`)
-never changes a plan. `with_effort` sets how much work a search may take, and how near to its bound it stops, by a word.
+6006). Tests and benchmarks give other values with `dataclasses.replace`. `with_effort` sets how much work a search may
+take, and how near to its bound it stops, by a word.
 """
 
 from __future__ import annotations
@@ -31,19 +31,13 @@ class OverlapPolicy:
             answers that were solved up to 64 times without a layout, twelve got faster by more than 1%, all by the
             seventh; one got faster after the seventh too: a GPT on 1,024 V100, by 15% up to the seventh and by 21% up
             to the 37th, which took twice as long to plan.
-        most_blocks: blocks of a product that travel next to it: programs grow with them, and blocks become small. It is
-            a choice.
         joining_factors: thresholds that are compared, over the bytes that take as long to send as the latency.
-        joins_named: whether plans that are named by hand have thresholds of their own: they are compared with published
-            runs, which had the compiler's.
     """
 
     link_shares: tuple[float, ...] = (0.1, 0.5)
     stall_share: float = 0.02
     most_ruled_out: int = 8
-    most_blocks: int = 16
     joining_factors: tuple[int, ...] = (1, 4, 16, 64)
-    joins_named: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,8 +54,6 @@ class SizePolicy:
         block_operators: operators from which a layer is at least a whole block of the model where there are as many
             blocks as stages; below, where there are twice as many.
         large_nodes: nodes above which a cluster is large: a stage is whole nodes, and one number of stages is tried.
-        many_nodes: nodes above which even stages are planned before one stage: on 2,048 of them all devices' meshes
-            took 9 CPU s to look at.
     """
 
     tiny_operators: int = 60
@@ -69,7 +61,6 @@ class SizePolicy:
     small_operators: int = 1000
     block_operators: int = 4000
     large_nodes: int = 16
-    many_nodes: int = 64
 
 
 @dataclass(frozen=True)
@@ -77,19 +68,13 @@ class EnumerationPolicy:
     """Which numbers of stages and microbatches are enumerated.
 
     Args:
-        most_stages: stages on a large cluster: published runs of 1,000 and more devices have 64 and fewer. With half
-            and with twice two of two drawn plans are the same, for as much work.
         most_stages_of_few: of a step of few operators any number of stages up to this is tried, a power of two or not:
             eight layers on two nodes that are joined slowly take 4% less in three stages than in four.
-        most_slicings: slicings of a tiny step up to which all of them are planned; more go to the dynamic program.
-            It is a choice.
-        least_microbatches_per_stage: fewest that are tried where only the number of stages is given, and those of the
-            second relaxation of a whole step, whose first has as few as may be. With one a stage the bubble is nearly
-            half of the step, and more send as much in more messages. With 1 and with 4 eight of eight drawn plans are
-            the same, for 0.93 and 1.01 of the work.
-        most_microbatches_per_stage: most that are tried there, and on a large cluster: the bubble of 1F1B is an eighth.
-        most_ranked_per_stage: most that are ranked by interpolated costs where both numbers are free: the bubble is a
-            thirty-third there. With half and with twice seven of seven drawn plans are the same, for as much work.
+        most_slicings: slicings of a tiny step up to which all of them are planned; more go to the dynamic program. With
+            half and with twice three of three perceptrons have the same plans, one for 0.24 of the work with half.
+        most_microbatches_per_stage: most that are tried where only the number of stages is given, and ranked by
+            interpolated costs where both are free: the bubble of 1F1B is a seventeenth there. With half and with twice
+            seven of seven drawn plans are the same, for as much work.
         layers_per_stage: layers that a step is clustered into for each stage: the dynamic program moves a cut by a
             quarter of a stage.
         most_layers: layers in all, and groups into which a stack of them is split where the number of stages is free:
@@ -98,51 +83,22 @@ class EnumerationPolicy:
             the integer program of four axes does not fit in memory.
         small_state_share: share of all parameters below which state may stay whole under tensor parallelism: biases and
             scales are below it, matrices are not.
-        most_uneven: times its share of the layers that a stage on a large cluster may have: a choice. 126 layers make
-            16 stages of at most 8.
-        most_uneven_runs: likewise of a model without loops, whose products are dealt out.
-        heavy_share: FLOPs of a product over those of the heaviest from which it is dealt out.
-        most_stage_counts: numbers of stages that are ranked there, the largest. With half and with twice two of two
-            drawn plans are the same, for 0.94 and 1.00 of the work.
-        most_stage_devices: devices of a stage of whole nodes, where fewer are possible: on 2,048 of them a stage of
-            LLaMA 405B is planned in 25 CPU s. With half and with twice two of two drawn plans are the same.
-        ranked_meshes: meshes that a whole step is sharded on to rank it, or to see whether it may fit, and on which
-            equal stages are relaxed besides the likeliest. With 1 and with 4 seven of seven drawn plans are the same,
-            for 0.99 and 1.01 of the work.
-        middle_microbatches_per_stage: microbatches a stage of the first even pipeline at least: a bubble of a quarter.
+        most_uneven: times its share of the layers that a stage on a large cluster may have: 126 layers make 16 stages
+            of at most 8. With 1.5 two of two drawn plans are the same, and LLaMA 70B on 4,096 A100 takes 1.28 of the
+            work for the same plan.
+        most_uneven_runs: likewise of a model without loops, whose products are dealt out. With 1.1 a perceptron on 512
+            devices has the same plan in the same work.
     """
 
-    most_stages: int = 64
     most_stages_of_few: int = 4
     most_slicings: int = 250
-    least_microbatches_per_stage: int = 2
-    most_microbatches_per_stage: int = 8
-    most_ranked_per_stage: int = 32
+    most_microbatches_per_stage: int = 16
     layers_per_stage: int = 4
     most_layers: int = 32
     most_mesh_axes: int = 3
     small_state_share: float = 1e-3
     most_uneven: float = 1.1
     most_uneven_runs: float = 1.5
-    heavy_share: float = 0.01
-    most_stage_counts: int = 4
-    most_stage_devices: int = 1024
-    ranked_meshes: int = 2
-    middle_microbatches_per_stage: int = 4
-
-
-@dataclass(frozen=True)
-class RelaxationPolicy:
-    """Trust in the seconds that a relaxation says of a region.
-
-    Args:
-        usual: times these seconds that the best plan takes, before plans of the same search say how many: regions are
-            taken up by it, and closed where it is no faster.
-        spread: share by which plans of one search differ in how many times they take.
-    """
-
-    usual: float = 1.0
-    spread: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -165,12 +121,21 @@ class EffortPolicy:
         least_gain: share of a step that another schedule, form of plan, or threshold of joining must save to be taken:
             it is below what predictions err by. With half of it eight of eight drawn plans are the same, with twice one
             takes 2.9% longer.
+        least_part: share of a step's time, by what is computed, of the operators for which it is planned in one more
+            way: those of a dim that is padded, branches besides the dearest one (of a forward pass; two projections of
+            one attention layer of a deep model are below it). With half and with twice two of two drawn plans with
+            padding, and eight of eight with branches, are the same.
         budget: work units after which the search ends as soon as a plan is known; None for any number. By default a
             hundred seconds of a core.
-        mesh_relaxations: of one stage without a memory limit, in the first form that may fit: of LLaMA 8B on 32 H100
-            another form, with updates in the backward loop, takes 4.4% less.
-        whole_step: of a whole step on the devices of one stage. In 15 regions of drawn problems (`benchmarks drawn` has
-            the ratios of each run) plans took 0.89 to 2.1 times as long, the median 1.12; eight with two stages on each
+        bound_ratio: times its bound that a plan of a region of which nothing else is known is expected to take, so that
+            others are taken up before. Of LLaMA 8B on 32 H100 pipelines take 1.05 to 1.45 times what they compute. With
+            1 a recurrent net on four T4 takes 1.62 of the work for the same plan, sixteen others as much as with 1.1.
+        mesh_spread: share by which the plan of one stage may take less than its relaxation without a memory limit, in
+            the first form that may fit: of LLaMA 8B on 32 H100 another form, with updates in the backward loop, takes
+            4.4% less.
+        step_spread: share by which plans of one search differ in how many times they take of what a relaxation of the
+            whole step on the devices of one stage says. In 15 regions of drawn problems (`benchmarks drawn` has the
+            ratios of each run) plans took 0.89 to 2.1 times as long, the median 1.12; eight with two stages on each
             worker 1.00 to 1.29 times, the median 1.07. In one search such ratios were 0.87 and 1.34: a spread of 0.2
             lost a third of that step, with 0.35 others take half as much work again for the same plan.
     """
@@ -181,9 +146,11 @@ class EffortPolicy:
     price: float = 0.3
     sharding_share: float = 0.1
     least_gain: float = 0.005
+    least_part: float = 0.05
     budget: int | None = 10_000_000_000
-    mesh_relaxations: RelaxationPolicy = RelaxationPolicy(usual=0.95, spread=0.05)
-    whole_step: RelaxationPolicy = RelaxationPolicy(usual=1.05, spread=0.25)
+    bound_ratio: float = 1.1
+    mesh_spread: float = 0.1
+    step_spread: float = 0.25
 
     def gap_after(self, work: int) -> float:
         """The gap after so many work units."""
@@ -228,13 +195,9 @@ class AlgebraPolicy:
         least_gain: share of the price of what differs that must be saved: bytes are counted as if a compiler fused
             nothing, so that what is about equal stays as the program says. With half and with twice two of two drawn
             plans are the same.
-        flops_per_byte: FLOPs that a byte costs as much as: those of an A100 in float32. A rule that asked for fewer
-            bytes as well left four layers of width 1024 with 4096 examples at 0.478 ms, predicted, in place of 0.368:
-            a gradient of low rank reads the examples twice, for 57 times fewer FLOPs.
     """
 
     least_gain: float = 0.1
-    flops_per_byte: float = 12.5
 
 
 @dataclass(frozen=True)
@@ -244,14 +207,11 @@ class PaddingPolicy:
     Args:
         most_waste: padding as a share of the size, at most: 12 heads on 8 devices are 16. With half and with twice
             eight of eight drawn plans are the same, for 0.92 and 1.00 of the work.
-        least_share: part of the step's time, by FLOPs and bytes, of the operators that have such a dim: each way to pad
-            is a plan of its own. With half and with twice two of two drawn plans are the same.
         most_classes: classes of dims that are padded, those of the largest parts. With 1 and with 6 two of two drawn
-            plans are the same, for 0.77 and 1.41 of the work.
+            plans are the same, for 0.77 and 1.41 of the work; with 1 a residual net on four T4 takes 3.7% longer.
     """
 
     most_waste: float = 0.34
-    least_share: float = 0.05
     most_classes: int = 3
 
 
@@ -260,23 +220,21 @@ class PartitionPolicy:
     """Which answers of the dynamic program are planned exactly.
 
     Args:
-        excesses: times the memory that layers as they are priced may take, until some slicing does: priced without
-            a limit, they take more than they do once they are planned within one. Steps of a tenth and wider: a choice.
-        shortages: likewise times less, where none of these slicings fits once it is planned.
+        multiples: of the memory, rising, that layers as they are priced may take: the first from 1 on with some
+            slicing, for priced without a limit they take more than planned within one; all, where none of these
+            slicings fits once it is planned. Steps of a tenth and wider: a choice.
         near_best: factor of the least estimate within which candidates are planned exactly, and of the fastest plan
             within which plans of other kinds are compiled where a compiler decides.
-        far: likewise of the best candidate with each number of stages of a small step: estimates leave out that sends
-            overlap, and that weight gradients fill the bubble.
         most_near: candidates within ``near_best`` that are planned, or compiled, and on a large cluster numbers of
             microbatches of each number of stages: seconds against errors of estimates. With 1 and with 6 two of two
             drawn plans are the same, for 0.95 and 1.00 of the work.
         most_other: candidates planned where none of the least estimates fits: likewise.
     """
 
-    excesses: tuple[float, ...] = (1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 3.0, math.inf)
-    shortages: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.9)
+    multiples: tuple[float, ...] = (
+        0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 3.0, math.inf,
+    )  # fmt: skip
     near_best: float = 1.25
-    far: float = 2.0
     most_near: int = 3
     most_other: int = 8
 
@@ -318,19 +276,13 @@ class BranchPolicy:
     """Which independent branches of a model are planned side by side.
 
     Args:
-        least_share: of the work of a forward pass what branches besides the dearest one have at least: two projections
-            of one attention layer of a deep model are below it. With half and with twice eight of eight drawn plans are
-            the same, for 1.02 and 0.97 of the work.
         most_branches: branches that are put on workers in every way; of more the smallest ones stay together.
         most_candidates: ways of putting branches on parts of the devices that are planned, those of the least
             estimates. With half and with twice three of three drawn plans are the same, for 0.94 and 1.09 of the work.
-        most_candidates_of_few: likewise of a step of few operators, where one takes hundredths of a second.
     """
 
-    least_share: float = 0.05
     most_branches: int = 6
     most_candidates: int = 6
-    most_candidates_of_few: int = 24
 
 
 @dataclass(frozen=True)
@@ -349,19 +301,13 @@ class CompilationPolicy:
 
 
 @dataclass(frozen=True)
-class WorkerPolicy:
-    """When a second process plans too. This is about speed: plans do not depend on it.
+class SearchPolicy:
+    """All thresholds of the search, by what they are about; see each.
 
     Args:
-        least_operators: operators of a step from which a process is started, which takes it a second.
+        in_second_process: whether a second process plans too, which takes a second to start; None for steps that are
+            not small. Plans do not depend on it.
     """
-
-    least_operators: int = 1000
-
-
-@dataclass(frozen=True)
-class SearchPolicy:
-    """All thresholds of the search, by what they are about; see each."""
 
     effort: EffortPolicy = EffortPolicy()
     sizes: SizePolicy = SizePolicy()
@@ -375,7 +321,7 @@ class SearchPolicy:
     schedules: SchedulePolicy = SchedulePolicy()
     branches: BranchPolicy = BranchPolicy()
     compilation: CompilationPolicy = CompilationPolicy()
-    workers: WorkerPolicy = WorkerPolicy()
+    in_second_process: bool | None = None
 
 
 #: Words of `autopar.parallelize`, the least effort first.
@@ -419,6 +365,7 @@ def without_estimates(policy: SearchPolicy) -> SearchPolicy:
             gap=0.0,
             large_gap=0.0,
             least_gain=0.0,
+            least_part=0.01,
             budget=None,
         ),
         sizes=replace(policy.sizes, tiny_operators=every, few_operators=every, small_operators=every),
@@ -426,7 +373,7 @@ def without_estimates(policy: SearchPolicy) -> SearchPolicy:
         overlap=OverlapPolicy(
             (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 0.1, 0.5), stall_share=0.0, most_ruled_out=every
         ),
-        partition=replace(policy.partition, near_best=4.0, far=8.0, most_near=every, most_other=64),
+        partition=replace(policy.partition, near_best=4.0, most_near=every, most_other=64),
         stages=replace(policy.stages, limit_attempts=8),
-        branches=replace(policy.branches, least_share=0.01, most_candidates=every),
+        branches=replace(policy.branches, most_candidates=every),
     )

@@ -35,7 +35,7 @@ from autopar.ir.verify import verify
 from autopar.schedule import factory_named
 from autopar.search.constraints import Constraint
 from autopar.search.job import Job, Request, Solving
-from autopar.search.policy import EffortPolicy, SearchPolicy, StagePolicy, WorkerPolicy
+from autopar.search.policy import EffortPolicy, SearchPolicy, StagePolicy
 from autopar.search.problem import Problem, Subproblem
 from autopar.search.store import Key, Room
 from autopar.solver.meter import Meter
@@ -300,7 +300,7 @@ def room_of(problem: Problem) -> Room:
 
 def _deciding(policy: SearchPolicy) -> SearchPolicy:
     """The thresholds that plans depend on: when a second process starts is none of them."""
-    return replace(policy, workers=WorkerPolicy())
+    return replace(policy, in_second_process=None)
 
 
 def _job_data(job: Job) -> dict[str, Any]:

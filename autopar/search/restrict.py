@@ -18,7 +18,6 @@ from autopar.search.assemble import step_bound_s
 from autopar.search.clock import Clock
 from autopar.search.constraints import meshes_that_hold
 from autopar.search.intra import ShardingProblem, extract
-from autopar.search.intra.thresholds import with_thresholds
 from autopar.search.mesh_search import MeshSearch
 from autopar.search.problem import Problem
 from autopar.solver import Solution, with_allowed
@@ -96,8 +95,6 @@ def restricted_plan(
     sharding_problem = replace(restricted.sharding_problem, notes=(*restricted.sharding_problem.notes, *notes))
     with clock.phase("extract"):
         sharding = extract(problem, sharding_problem, restricted.solution.choice)
-        if problem.policy.overlap.joins_named:
-            sharding = with_thresholds(problem, sharding_problem, restricted.solution.choice, sharding)
     bound = step_bound_s(problem, sharding_problem, restricted.solution.lower_bound)
     search = SearchContent(name, restricted.solution.objective, bound, tuple(considered))
     return MeshSearch(problem, clock).assembled(sharding_problem, restricted.solution.choice, sharding, search)

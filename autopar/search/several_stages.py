@@ -64,7 +64,7 @@ class SeveralStages(StepProblem):
         if stages is None and is_large(problem) and problem.subproblem.tried_stages:
             (stages,) = problem.subproblem.tried_stages
         most = problem.policy.enumeration
-        groups = 2 * most.most_stages if is_large(problem) else most.most_layers
+        groups = cluster.num_devices if is_large(problem) else most.most_layers
         scores, loop = problem.subproblem.block_scores, one_loop or job.offload == "layers"
         layered = self.step.layered(stages, groups, one_loop=loop, block_scores=scores)
         layered_job = replace(

@@ -154,13 +154,12 @@ class StageRegions(StepProblem):
 
     def _by_work(self) -> Iterator[OpenRegion]:
         """Numbers of stages by the work of each stage."""
-        numbers = few_devices(self.problem, stages_of_whole_nodes(self.problem)) if is_large(self.problem) else None
+        numbers = stages_of_whole_nodes(self.problem) if is_large(self.problem) else None
         by_stages = least_by_stages(self.problem, self.counts, numbers)
         relaxation = Relaxation(EQUAL_STAGES)
         devices, is_uniform = self.problem.cluster.num_devices, len(self.problem.cluster.groups) == 1
         equal = [stages for stages in by_stages if devices % stages == 0] if is_uniform else []
         estimates: _StageEstimates = {}
-        per_stage = (0, self.problem.policy.enumeration.least_microbatches_per_stage)
         updates_s = {stages: update_s for stages, (_, update_s) in by_stages.items()}
         for stages, (seconds, _) in sorted(by_stages.items()):
             # Unequal stages have the estimate of the next numbers of equal ones.
@@ -170,7 +169,7 @@ class StageRegions(StepProblem):
             for chunks in self._chunks_of(stages):
                 workers = _Workers(stages, chunks, near, updates_s, estimates)
                 region = replace(self._on(workers), relaxation=relaxation, least_s=seconds, expected_s=seconds)
-                sharper = partial(self._by_equal_stages, workers, per_stage)
+                sharper = partial(self._by_equal_stages, workers, True)
                 yield replace(region, expand=sharper) if near else region
 
     def _chunks_of(self, workers: int) -> tuple[int, ...]:
@@ -183,30 +182,32 @@ class StageRegions(StepProblem):
         """All plans of a number of workers with so many stages each."""
         return self._stages(workers.number) if workers.chunks == 1 else self._two_a_worker(workers.number)
 
-    def _by_equal_stages(self, workers: _Workers, per_stage: Sequence[int], known: Known) -> Expansion | Bounded:
+    def _by_equal_stages(self, workers: _Workers, in_fewest: bool, known: Known) -> Expansion | Bounded:
         """A number of workers by the whole step on the devices of one of those near it.
 
         Args:
             workers: the number, and estimates, to which those that are made here are added.
-            per_stage: microbatches a stage of this relaxation and of those that follow; 0 for as few as may be.
+            in_fewest: whether the relaxation is in as few microbatches as may be; one in as many as stages follows it.
             known: what was planned.
         """
         for number in workers.near:
             before = workers.estimates.get(number)
             if before is None:
                 before = EqualStages.of(self.problem, number, known.mesh, workers.updates_s.get(number, 0.0))
-            after = self._relaxed(before, self._count_for(number, per_stage[0]), known.best_s)
+            after = self._relaxed(
+                before, min(self.possible_counts) if in_fewest else self._count_for(number), known.best_s
+            )
             if after is None:  # in other microbatches the step may be cut
                 return Expansion(regions=(self._on(workers),))
             workers.estimates[number] = after
         next_regions = tuple(self._planned_next(workers) if workers.chunks == 1 else self._two_planned_next(workers))
         if not next_regions:
             return Bounded(WHOLE_STEP, known.best_s)
-        if len(per_stage) == 1:
+        if not in_fewest:
             return Expansion(regions=next_regions)
         best = min(next_regions, key=lambda region: region.expected_s)
         least_s = min(region.least_s for region in next_regions)
-        sharper = partial(self._by_equal_stages, workers, per_stage[1:])
+        sharper = partial(self._by_equal_stages, workers, False)
         return Expansion(regions=(replace(best, region=self._on(workers).region, least_s=least_s, expand=sharper),))
 
     def _relaxed(self, equal: EqualStages, count: int, cutoff_s: float) -> EqualStages | None:
@@ -235,7 +236,7 @@ class StageRegions(StepProblem):
         # What unequal stages take longer than equal ones says nothing of equal ones, which say something of them; what
         # equal ones take longer, which may wait for each other, says nothing of two on each worker.
         name, like = (WHOLE_STEP, _INTERLEAVED) if equal.stages == stages else (_UNEQUAL, WHOLE_STEP)
-        relaxation = Relaxation(name, policy.effort.whole_step, like)
+        relaxation = Relaxation(name, policy.effort.step_spread, like)
         ranked = sorted(self._ranked_counts(possible, stages), key=lambda m: (equal.step_s(m), m))
         if not is_large(self.problem):
             least_s = equal.least_s(possible, left)
@@ -264,7 +265,7 @@ class StageRegions(StepProblem):
         uneven, possible = unevenness(self.problem, 2 * stages, 2, folds=True), equal.within(self.possible_counts)
         expected_s, count = min((equal.step_s(m, 2, uneven), m) for m in self._ranked_counts(possible, stages))
         least_s = equal.least_s(possible, bubble_left())
-        relaxation = Relaxation(_INTERLEAVED, self.problem.policy.effort.whole_step)
+        relaxation = Relaxation(_INTERLEAVED, self.problem.policy.effort.step_spread)
         region = self._two_a_worker(stages, count)
         yield replace(region, relaxation=relaxation, least_s=least_s, expected_s=expected_s)
 
@@ -273,9 +274,9 @@ class StageRegions(StepProblem):
 
         Args:
             workers: their number.
-            count: number of microbatches; 0 for two a worker, or as many as may be.
+            count: number of microbatches; 0 for one a stage, or as many as may be.
         """
-        count = count or self._count_for(workers, self.problem.policy.enumeration.least_microbatches_per_stage)
+        count = count or self._count_for(2 * workers)
 
         def expand(known: Known) -> Expansion | Bounded:
             problem = self._below(known, (workers,), count)
@@ -295,7 +296,7 @@ class StageRegions(StepProblem):
         schedule = get("interleaved", chunks=chunks)
         job = replace(self.problem.job, num_stages=workers * chunks, schedule=schedule)
         asked = replace(self, problem=replace(self.problem, job=job))
-        relaxation = Relaxation(_INTERLEAVED, self.problem.policy.effort.whole_step)
+        relaxation = Relaxation(_INTERLEAVED, self.problem.policy.effort.step_spread)
         region = asked._stages(None, count)  # as many as its job says
         return replace(region, relaxation=relaxation, least_s=least_s, expected_s=expected_s)
 
@@ -356,13 +357,13 @@ class StageRegions(StepProblem):
         )
         return replace(self.problem, subproblem=subproblem)
 
-    def _count_for(self, stages: int, per_stage: int) -> int:
-        """The most microbatches that may be taken up to so many a stage; the fewest where all are more."""
-        return max((n for n in self.possible_counts if n <= per_stage * stages), default=min(self.possible_counts))
+    def _count_for(self, stages: int) -> int:
+        """The most microbatches that may be taken up to one a stage; the fewest where all are more."""
+        return max((n for n in self.possible_counts if n <= stages), default=min(self.possible_counts))
 
     def _ranked_counts(self, possible: Sequence[int], stages: int) -> list[int]:
         """Numbers of microbatches of so many stages that are ranked; the fewest where all are more."""
-        most = self.problem.policy.enumeration.most_ranked_per_stage * stages
+        most = self.problem.policy.enumeration.most_microbatches_per_stage * stages
         return [m for m in possible if m <= most] or [min(possible)]
 
     def without_overlap(self) -> Outcome | None:
@@ -379,9 +380,3 @@ class StageRegions(StepProblem):
     def _bound_s(self, only_without: Outcome | None) -> float:
         """Seconds that no plan of several stages is below; 0 where any plan closes their region, as nobody reads it."""
         return least_of(self.problem, several=True) if only_without is None else 0.0
-
-
-def few_devices(problem: Problem, every: Sequence[int]) -> Sequence[int]:
-    """Numbers of stages with few devices each, where there are some: others have many meshes, each slow to plan."""
-    most = problem.policy.enumeration.most_stage_devices
-    return [stages for stages in every if problem.cluster.num_devices <= most * stages] or every

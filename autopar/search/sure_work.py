@@ -120,16 +120,18 @@ def sure_works(graph: Graph, cost: CostModel, block_scores: int = 0, *, in_stage
     yield from _works(_Around(graph, cost, 1.0, "update", block_scores, in_stages, solid, floor, True, parts))
 
 
-def forward_s(graph: Graph, cost: CostModel, block_scores: int = 0) -> float:
-    """Seconds of the forward pass at least, on all devices together.
+def forward_share(graph: Graph, cost: CostModel, block_scores: int = 0) -> float:
+    """Share of the forward pass in the sure work of a step.
 
     Args:
         graph: the whole step.
         cost: of the devices.
         block_scores: scores of one head from which attention may run in blocks; 0 where it does not.
     """
-    works = (w for w in sure_works(graph, cost, block_scores) if w.phase == "forward")
-    return math.fsum(w.runs * cost.least_s(w.least, cost.cluster.num_devices) for w in works)
+    devices, seconds = cost.cluster.num_devices, dict[str, float]()
+    for work in sure_works(graph, cost, block_scores):
+        seconds[work.phase] = seconds.get(work.phase, 0.0) + work.runs * cost.least_s(work.least, devices)
+    return seconds.get("forward", 0.0) / (math.fsum(seconds.values()) or 1.0)
 
 
 def _works(around: _Around) -> Iterator[SureWork]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from autopar.cost.compute import operator_bytes, operator_flops
+from autopar.cost.compute import as_flops, operator_bytes, operator_flops
 from autopar.ir import Graph
 from autopar.ir.blockwise import find
 from autopar.ir.layer_loops import segment_lengths
@@ -162,7 +162,8 @@ def paddings(problem: Problem) -> list[tuple[PaddedDim, ...]]:
         if not padded_classes:
             continue
         shares = _shares(problem, padded_classes)
-        worth = sorted((c for c in padded_classes if shares[c] >= policy.least_share), key=lambda c: -shares[c])
+        least = problem.policy.effort.least_part
+        worth = sorted((c for c in padded_classes if shares[c] >= least), key=lambda c: -shares[c])
         dims = [c.dims(problem.graph) for c in worth[: policy.most_classes]]
         most = len(dims) if operators < sizes.few_operators else int(operators < sizes.small_operators)
         options += [tuple(d for of_class in dims for d in of_class)] if dims else []
@@ -186,12 +187,12 @@ def padding_notes(graph: Graph, padded: Sequence[PaddedDim]) -> tuple[str, ...]:
 
 def _shares(problem: Problem, padded_classes: Sequence[PaddedDims]) -> dict[PaddedDims, float]:
     """Share of the step's time, by FLOPs and bytes, of the operators that have the dims of each class."""
-    graph, flops_per_byte = problem.graph, problem.policy.algebra.flops_per_byte
+    graph = problem.graph
     runs = max((runs_inside(op) for op in graph.operators if is_stage_loop(op)), default=1.0)
     work: dict[tuple[str, str], float] = {}
     for prefix, inner, op in operators_of(graph):
         types = inner.operand_types(op)
-        once = operator_flops(op, types) + flops_per_byte * operator_bytes(op, types)
+        once = as_flops(operator_flops(op, types), operator_bytes(op, types))
         work[prefix, op.id] = once * (runs if prefix else 1.0)
     whole = math.fsum(work.values()) or 1.0
     shares = {}

@@ -49,7 +49,7 @@ from autopar.search.compare import Budget, Budgeted
 from autopar.search.constraints import Constraint, SharedStages
 from autopar.search.job import Job, Request, Solving
 from autopar.search.mesh_search import MeshSearch
-from autopar.search.policy import SearchPolicy, WorkerPolicy
+from autopar.search.policy import SearchPolicy
 from autopar.search.problem_data import NotPlainError, environment_hash, plain_data
 from autopar.sharding import register_rule, unregister_rule
 from examples import mlp
@@ -185,7 +185,9 @@ def test_another_option_is_another_key(problem: Problem, name: str) -> None:
     assert None not in keys and len(set(keys)) == 2
 
 
-@pytest.mark.parametrize("group", sorted(f.name for f in dataclasses.fields(SearchPolicy) if f.name != "workers"))
+@pytest.mark.parametrize(
+    "group", sorted(f.name for f in dataclasses.fields(SearchPolicy) if f.name != "in_second_process")
+)
 def test_another_threshold_is_another_key(problem: Problem, group: str) -> None:
     thresholds = getattr(problem.policy, group)
     name = dataclasses.fields(thresholds)[0].name
@@ -197,7 +199,7 @@ def test_another_threshold_is_another_key(problem: Problem, group: str) -> None:
 
 
 def test_when_a_second_process_starts_is_no_part_of_the_key(problem: Problem) -> None:
-    policy = replace(problem.policy, workers=WorkerPolicy(least_operators=0))
+    policy = replace(problem.policy, in_second_process=True)
     assert key_of(replace(problem, policy=policy), alpa, "") == key_of(problem, alpa, "") is not None
 
 

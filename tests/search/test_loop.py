@@ -16,13 +16,13 @@ from autopar.plan.alternatives import outcome_text
 from autopar.plan.trail import BOUNDED, IMPOSSIBLE, LEFT_OUT, PLANNED, TOO_LARGE
 from autopar.search.loop import Expansion, Known, OpenRegion, Relaxation, explored
 from autopar.search.outcome import Bounded, LeftOut
-from autopar.search.policy import RelaxationPolicy, SearchPolicy
+from autopar.search.policy import SearchPolicy
 from autopar.search.trail import Region, Trail
 from autopar.solver.meter import Meter, Work
 
 BOUND, ESTIMATE = (
     Relaxation("a bound"),
-    Relaxation("an estimate", RelaxationPolicy(1.0, 0.1)),
+    Relaxation("an estimate", 0.1),
 )
 
 
@@ -138,7 +138,7 @@ def test_what_takes_long_to_plan_must_save_more() -> None:
 
         first = OpenRegion(Region("pipeline"), work, ESTIMATE, 0.0, 0.01)
         other = replace(_leaf("other", times * 0.01, 5.0, planned), least_s=0.0)
-        half = replace(ESTIMATE, policy=RelaxationPolicy(1.0, 0.5))
+        half = replace(ESTIMATE, spread=0.5)
         fastest(problem, [first, replace(other, relaxation=half)])
         assert ("other" in planned) is is_planned
 
@@ -214,8 +214,7 @@ def test_nothing_is_known_of_an_empty_search() -> None:
 
 
 def test_a_relaxation_has_the_ratio_of_another_until_it_has_its_own() -> None:
-    policy = RelaxationPolicy(1.0, 0.1)
     known = Known(ratios={"a": 1.5, "b": 1.2})
-    assert known.ratio(Relaxation("a", policy, "b")) == 1.5
-    assert known.ratio(Relaxation("c", policy, "b")) == 1.2
-    assert known.ratio(Relaxation("c", policy)) == 0.0
+    assert known.ratio(Relaxation("a", 0.1, "b")) == 1.5
+    assert known.ratio(Relaxation("c", 0.1, "b")) == 1.2
+    assert known.ratio(Relaxation("c", 0.1)) == 0.0

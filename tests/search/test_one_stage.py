@@ -114,6 +114,24 @@ def test_segments_may_take_less_than_the_fewest_microbatches_that_keep_what_laye
     assert one_stage(Trials(attempt), forms, cutoff_s=1.2) == Bounded("a bound", 1.25)
 
 
+@pytest.mark.parametrize(("seconds", "tries"), [(1.25, False), (1.35, True)])
+def test_segments_are_tried_where_the_limit_costs_as_much_as_the_forward_pass_again(seconds: float, tries: bool):
+    """One microbatch takes a second without the limit; the forward pass is 0.3 of it."""
+    tried = []
+
+    def attempt(form: StepForm, cutoff_s: float, explain: bool) -> object:
+        tried.append(form.segment_layers)
+        content = SimpleNamespace(memory_bound=not form.segment_layers, search=SimpleNamespace(unlimited_s=1.0))
+        took = 1.3 if form.segment_layers else seconds
+        stages = [SimpleNamespace(form=form)]
+        return SimpleNamespace(num_microbatches=1, stages=stages, content=content, step_time=took)
+
+    forms = StageForms((1,), segments=lambda: (1,), forward_share=lambda: 0.3)
+    plan = one_stage(Trials(attempt), forms)
+    assert tried == ([0, 1] if tries else [0])
+    assert plan.step_time == min(seconds, 1.3)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("memory", [4_000_000_000, 8_000_000_000, 16_000_000_000])
 def test_a_cutoff_that_the_best_plan_keeps_leaves_it_as_it_is(monkeypatch: pytest.MonkeyPatch, memory: int) -> None:

@@ -19,7 +19,7 @@ from autopar import InfeasiblePlanError
 from autopar.cost import CostModel
 from autopar.search import alpa
 from autopar.search.pipeline.search import may_run_in_worker
-from autopar.search.policy import SearchPolicy, WorkerPolicy
+from autopar.search.policy import SearchPolicy
 from autopar.search.worker_pool import SERIAL, Future, NoAnswerError, Process, WorkerPool, start_worker
 from autopar.sharding import register_rule, unregister_rule
 from autopar.solver.meter import Meter
@@ -225,19 +225,19 @@ def test_a_pipeline_is_the_same_with_two_processes(monkeypatch: pytest.MonkeyPat
     call = Process.call
     monkeypatch.setattr(Process, "call", lambda self, f, a: (calls.append(f), call(self, f, a))[1])
 
-    def planned(least_operators: int) -> str:
+    def planned(in_second: bool) -> str:
         parallel = autopar.parallelize(step, cluster=cluster, num_stages=2, num_microbatches=2, search="alpa")
-        policy = SearchPolicy(workers=WorkerPolicy(least_operators=least_operators))
+        policy = SearchPolicy(in_second_process=in_second)
         return with_policy(parallel, policy).plan(*args).to_json()
 
-    alone = planned(10**9)
+    alone = planned(False)
     assert not calls
     monkeypatch.setattr(pipelines, "start_worker", lambda worthwhile: Process.start() if worthwhile else None)
     result = Future.result
     monkeypatch.setattr(
         Future, "result", lambda self, meter=None: (self.done.wait(60), result(self, meter))[1]
     )  # the other makes all
-    assert planned(0) == alone
+    assert planned(True) == alone
     assert alpa in calls and len(calls) > 1
 
 

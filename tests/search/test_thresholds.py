@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
+from unittest import mock
 
 import msgspec
 import pytest
@@ -17,8 +19,12 @@ from autopar.frontend import SignatureOptions, flatten_call, trace
 from autopar.lower.aot import parse_target
 from autopar.lower.program import lower_on
 from autopar.plan import CombinedBytes, StepForm
-from autopar.search import strategy_named
-from autopar.search.policy import EffortPolicy, OverlapPolicy
+from autopar.search import restrict, strategy_named
+from autopar.search.intra import ShardingProblem, extract
+from autopar.search.intra.extract import Sharding
+from autopar.search.intra.thresholds import with_thresholds
+from autopar.search.policy import EffortPolicy
+from autopar.search.problem import Problem
 from benchmarks.fixed_plans import perceptron
 from tests.search.problems import problem_of
 
@@ -39,8 +45,14 @@ def plans(strategy: str, nodes: int, latency_s: float, layers: int, width: int, 
     """Those of a perceptron with the compiler's own thresholds, and with the best."""
     step, args = perceptron(*[width] * (layers + 1), batch=batch)
     problem = problem_of(step, args, cluster(nodes, latency_s))
-    joining = replace(problem, policy=replace(problem.policy, overlap=OverlapPolicy(joins_named=True)))
-    return strategy_named(strategy)(problem), strategy_named(strategy)(joining)
+    plain = strategy_named(strategy)(problem)
+    with mock.patch.object(restrict, "extract", _joined):
+        return plain, strategy_named(strategy)(problem)
+
+
+def _joined(problem: Problem, sharding_problem: ShardingProblem, choice: Sequence[int]) -> Sharding:
+    """A sharding whose collectives are joined by the best thresholds; plans that people name have the compiler's."""
+    return with_thresholds(problem, sharding_problem, choice, extract(problem, sharding_problem, choice))
 
 
 @settings(max_examples=12)

@@ -21,7 +21,7 @@ from autopar import ParallelFunction, Plan
 from autopar.search.cache import PlanCache
 from autopar.search.job import Solving
 from autopar.search.mesh_search import MeshSearch
-from autopar.search.policy import SearchPolicy, WorkerPolicy
+from autopar.search.policy import SearchPolicy
 from benchmarks.drawn import draw, plan_of
 from benchmarks.fixed_plans import CASES, Case, toy
 from examples import mlp
@@ -75,9 +75,9 @@ def _small(**options: Any) -> Plan:
     return plan
 
 
-def _pipeline(workers: int) -> Plan:
+def _pipeline(in_second: bool) -> Plan:
     step, args = mlp.build("tiny", abstract=True, layers=4)
-    policy = SearchPolicy(workers=WorkerPolicy(least_operators=workers))
+    policy = SearchPolicy(in_second_process=in_second)
     like = autopar.parallelize(step, cluster=toy(), donate_argnums=0, num_stages=2, num_microbatches=4)
     plan: Plan = ParallelFunction(step, dataclasses.replace(like.options, policy=policy)).plan(*args)
     return plan
@@ -93,9 +93,9 @@ def test_one_core_and_two_count_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(parallel.Process, "call", counted)
     monkeypatch.setattr(parallel, "cores", lambda: 2)
-    two = _pipeline(1)
+    two = _pipeline(True)
     assert calls
-    assert _pipeline(10**9).search.work_by_kind == two.search.work_by_kind
+    assert _pipeline(False).search.work_by_kind == two.search.work_by_kind
 
 
 def test_plans_that_were_kept_count_as_if_they_were_planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.schedule import get
+from autopar.schedule.zero_bubble import bubble_left
 from tests.simulate.helpers import simulated
 
 WORKERS = st.integers(1, 8)
@@ -118,3 +119,15 @@ def test_activations_in_flight(p, m):
     if p % 2 == 0 and m >= p:
         assert live_bytes("chimera") == tuple(p // 2 + 1 + min(i, p - 1 - i) for i in range(p))
     assert live_bytes("inference") == (1,) * p
+
+
+@pytest.mark.parametrize(("workers", "microbatches"), [(2, 4), (4, 8), (4, 16), (8, 16)])
+@pytest.mark.parametrize(("forward", "backward", "weight"), [(1, 1, 1), (2, 2, 1), (3, 2, 2)])
+def test_zb_h1_leaves_the_share_that_is_said(
+    workers: int, microbatches: int, forward: int, backward: int, weight: int
+) -> None:
+    each = forward + backward + weight
+    plain = simulated("1f1b", workers, microbatches, forward, backward + weight)
+    filled = simulated("zb-h1", workers, microbatches, forward, backward, weight)
+    bubbles = [line.step_time - microbatches * each for line in (filled, plain)]
+    assert bubbles[0] / bubbles[1] == pytest.approx(bubble_left(forward, backward, weight))

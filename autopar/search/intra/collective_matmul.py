@@ -183,7 +183,7 @@ def _candidates(
     for n, c in enumerate(sent):
         value = sharding_problem.values[c.value]
         step = _only_step(problem, sharding_problem, value, c)
-        if step is None or not 1 < (blocks := mesh.group_size(step.axes)) <= problem.policy.overlap.most_blocks:
+        if step is None or not 1 < (blocks := mesh.group_size(step.axes)) <= problem.cost_model.starts.most_blocks:
             continue
         site = sites.get(c.use.consumer if step.kind == "all-gather" else producers.get(c.value, ""))
         how = None if site is None else _how(sharding_problem, choice, site, c, step, reads[c.value])

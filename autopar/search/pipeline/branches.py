@@ -30,7 +30,7 @@ from autopar.search.clock import Clock, units_of
 from autopar.search.outcome import Bounded
 from autopar.search.pipeline.candidates import Candidate, CuttableStep, submeshes_of_all, trains
 from autopar.search.pipeline.partition import placed
-from autopar.search.pipeline.search_space import is_of_few_operators, microbatchings
+from autopar.search.pipeline.search_space import microbatchings
 from autopar.search.pipeline.trials import PipelineSearch, PipelineTrial, fastest_of, nothing_planned, seconds_of
 from autopar.search.problem import Problem
 from autopar.search.source import StageSource
@@ -49,7 +49,7 @@ def branches_of(problem: Problem, microbatching: Microbatching) -> IndependentBr
     """The independent branches of the forward pass; None where there are none that are much of its work."""
     operators = forward_operators(problem.graph, microbatching)
     seconds = [_seconds(problem, op) for op in operators]
-    return independent_branches(operators, seconds, problem.policy.branches.least_share)
+    return independent_branches(operators, seconds, problem.policy.effort.least_part)
 
 
 def has_branches(problem: Problem) -> bool:
@@ -97,9 +97,6 @@ def side_by_side(problem: Problem, source: StageSource) -> Iterator[list[Candida
         MicrobatchError: the step cannot be cut into the number of microbatches that was asked for.
     """
     asked, policy = problem.job.num_microbatches, problem.policy.branches
-    most = policy.most_candidates
-    if is_of_few_operators(problem):
-        most = max(most, policy.most_candidates_of_few)
     places_of: dict[int, _Places] = {}
     between_s, times = _between(problem), _times_of_forward(problem)
     for microbatching in microbatchings(problem, source, [asked] if asked is not None else even_counts(problem.graph)):
@@ -111,7 +108,7 @@ def side_by_side(problem: Problem, source: StageSource) -> Iterator[list[Candida
             for cut in _cuts(problem, microbatching, branches, times)
             for placement in _placed(cut, _places(problem, len(cut.groups), places_of), between_s, count)
         )
-        least = heapq.nsmallest(most, cuts, key=lambda placement: placement.estimate_s)
+        least = heapq.nsmallest(policy.most_candidates, cuts, key=lambda placement: placement.estimate_s)
         layers = cluster(problem.graph, microbatching, problem.policy.enumeration.most_layers, fewest=None).members
         yield [_candidate(problem, placement, count, layers) for placement in least]
 

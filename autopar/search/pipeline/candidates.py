@@ -187,8 +187,8 @@ def _sliced(profiler: LayerProfiler, stages: int, every: bool) -> Iterable[Candi
     # What stages need is known after they are planned: under a limit they are sharded more than the layers here, which
     # were without one. The less of the limit they exceed, the more likely they fit then.
     policy = problem.policy.partition
-    excesses = (*policy.shortages, *policy.excesses) if every else policy.excesses
-    for _, slicing, kinds in slicings(profiler, stages, excesses, every):
+    multiples = [m for m in policy.multiples if every or m >= 1]
+    for _, slicing, kinds in slicings(profiler, stages, multiples, every):
         members = tuple(
             tuple(id for layer in layers.members[x.first : x.last + 1] for id in layer) for x in slicing.stages
         )

@@ -102,7 +102,7 @@ def has_equal_stages(source: StageSource, candidate: Candidate) -> bool:
 
 
 def other_even_candidates(problem: Problem, source: StageSource, candidate: Candidate) -> Iterator[Candidate]:
-    """Even stages in other numbers, and then those of a candidate on other logical meshes, the likeliest first.
+    """Even stages in other numbers, and then those of a candidate on the likeliest other logical mesh.
 
     Of a step whose stages are equal these are what the dynamic program chooses from.
 
@@ -116,7 +116,8 @@ def other_even_candidates(problem: Problem, source: StageSource, candidate: Cand
             yield replace(other, schedule=None)
     (first, size), shape = candidate.devices[0], candidate.meshes[0]
     meshes = by_likeness(problem.cluster.part(first, size))
-    for mesh in [m for m in meshes if m.shape != shape][: problem.policy.enumeration.ranked_meshes]:
+    mesh = next((m for m in meshes if m.shape != shape), None)
+    if mesh is not None:
         yield replace(candidate, meshes=(mesh.shape,) * len(candidate.members))
 
 
@@ -165,8 +166,8 @@ def _even_candidate(
 def _microbatches(problem: Problem, stages: int, replicas: int) -> int:
     """As many microbatches as may be ranked, each of an example or more for every node of a stage.
 
-    Where that is less than is ranked for any number of stages, it is those: tokens are split as well.
+    At least as many as stages: tokens are split as well.
     """
-    policy, size = problem.policy.enumeration, batch_size(problem.graph) or 1
-    each = min(policy.most_ranked_per_stage * stages, size // replicas)
-    return most_microbatches(problem, max(each, policy.middle_microbatches_per_stage * stages))
+    size = batch_size(problem.graph) or 1
+    each = min(problem.policy.enumeration.most_microbatches_per_stage * stages, size // replicas)
+    return most_microbatches(problem, max(each, stages))

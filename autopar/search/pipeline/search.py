@@ -70,8 +70,8 @@ def pipeline(problem: Problem, intra: Callable[[Problem], Plan | Bounded]) -> Pl
             cause="it was made from a graph alone",
             remedy="plan by autopar.parallelize(...).plan(...), or with num_stages=1",
         )
-    large = len(problem.graph.operators) >= problem.policy.workers.least_operators
-    worthwhile = large and may_run_in_worker(problem, intra)
+    asked = problem.policy.in_second_process
+    worthwhile = (not is_small(problem) if asked is None else asked) and may_run_in_worker(problem, intra)
     with WorkerPool(start_worker(worthwhile)) as pool:
         return _best(problem, source, intra, pool)
 
@@ -213,7 +213,7 @@ def _rounds(search: PipelineSearch) -> Iterator[list[Candidate]]:
             cutoff_s = math.inf if schedule_of(problem).chunks > 1 else problem.subproblem.cutoff_s
             near = [c for c in ranked if c.estimate_s <= policy.near_best * min(ranked[0].estimate_s, cutoff_s)]
             near = near[: policy.most_near]
-            most_s = min(policy.far * ranked[0].estimate_s, policy.near_best * cutoff_s) if near else 0.0
+            most_s = policy.near_best * min(ranked[0].estimate_s, cutoff_s) if near else 0.0
             if is_of_few_operators(problem):
                 near = [c for c in ranked if c.estimate_s <= most_s]
             elif is_small(problem):

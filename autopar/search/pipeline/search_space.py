@@ -13,6 +13,7 @@ from autopar.errors import MicrobatchError
 from autopar.ir import Graph
 from autopar.ir.loops import Scan
 from autopar.ir.phases import phase_of
+from autopar.ir.primitives import reads_fused
 from autopar.microbatch import Microbatching, batch_size, even_counts
 from autopar.schedule import Schedule
 from autopar.search.pipeline.partition import even_ends
@@ -88,15 +89,14 @@ def loops_over_layers(graph: Graph) -> int:
 
 
 def microbatch_counts(problem: Problem) -> list[int]:
-    """Numbers of microbatches worth trying: powers of two that divide the batch, a few times the stages.
+    """Numbers of microbatches worth trying: powers of two that divide the batch, one a stage and a few.
 
     Of small models, which are planned in no time, fewer as well: they may be bound by the latency of links.
     """
     stages = problem.job.num_stages or 2
-    policy = problem.policy.enumeration
-    least, most = policy.least_microbatches_per_stage * stages, policy.most_microbatches_per_stage * stages
+    most = problem.policy.enumeration.most_microbatches_per_stage * stages
     counts = even_counts(problem.graph)
-    fitting = [n for n in counts if least <= n <= most] or counts[-1:]
+    fitting = [n for n in counts if stages <= n <= most] or counts[-1:]
     few = [n for n in counts if n <= fitting[-1]] if is_of_few_operators(problem) else []
     return sorted({fitting[0], fitting[-1], *few})
 
@@ -144,8 +144,9 @@ def unevenness(problem: Problem, stages: int, chunks: int = 1, *, folds: bool = 
     if blocks:
         heavy = np.ones(blocks)
     else:
-        flops = np.array([total_flops(graph, op) for op in graph.operators if phase_of(op) == "forward"])
-        heavy = flops[flops > problem.policy.enumeration.heavy_share * flops.max()] if flops.size else flops
+        forward = (op for op in graph.operators if phase_of(op) == "forward" and not reads_fused(op))
+        flops = np.array([total_flops(graph, op) for op in forward])
+        heavy = flops[flops > 0]
     if heavy.size < stages:
         return math.inf
     sums = np.concatenate([[0.0], np.cumsum(heavy)])
@@ -164,11 +165,10 @@ def may_have_stages(problem: Problem, stages: int) -> bool:
     """
     policy = problem.policy.enumeration
     most = policy.most_uneven if loops_over_layers(problem.graph) else policy.most_uneven_runs
-    return stages <= policy.most_stages and unevenness(problem, stages) <= most
+    return unevenness(problem, stages) <= most
 
 
 def stages_of_whole_nodes(problem: Problem) -> list[int]:
-    """Numbers of stages on a large cluster, the largest few: whole nodes each, nearly equal shares of layers."""
-    policy, nodes = problem.policy.enumeration, problem.cluster.num_nodes
-    numbers = [s for s in range(2, policy.most_stages + 1) if nodes % s == 0 and may_have_stages(problem, s)]
-    return numbers[-policy.most_stage_counts :]
+    """Numbers of stages on a large cluster: whole nodes each, nearly equal shares of layers."""
+    nodes = problem.cluster.num_nodes
+    return [s for s in range(2, nodes + 1) if nodes % s == 0 and may_have_stages(problem, s)]

@@ -20,7 +20,7 @@ from autopar.errors import InfeasiblePlanError
 from autopar.errors.names import counted
 from autopar.plan import PlanContent, StepForm
 from autopar.plan.text import bytes_text
-from autopar.recompute import LEVELS, Level, Phases, select
+from autopar.recompute import Level, Phases, select
 from autopar.search.intra.host import share_bytes
 from autopar.search.outcome import Bounded
 from autopar.search.pipeline.isomorphic_stages import StagePlanner, renamed_content
@@ -292,15 +292,8 @@ class _Forms:
             yield from (structs.replace(f, host_update=True) for f in (first, *more, *offloaded))
         if not self.fitting:
             yield from (structs.replace(f, remat=level.remat) for f in self.updated for level in more)
-        if not self.fitting or self._is_short(min(self.fitting, key=_seconds).content):
+        if not self.fitting or _is_short(min(self.fitting, key=_seconds).content):
             yield from self._segmented()
-
-    def _is_short(self, content: PlanContent) -> bool:
-        """Whether the limit costs as much as segments of layers do, which run the forward pass once more."""
-        least_s = content.search.unlimited_s
-        if not content.memory_bound or least_s is None:
-            return False
-        return content.search.objective >= least_s + recomputed_s(self.placed, LEVELS[-1])
 
     def _segmented(self) -> Iterator[StepForm]:
         short = (*self.updated, self.first)[0]
@@ -345,6 +338,14 @@ def _paddings(placed: PlacedStage, planned: _PlannedForm) -> tuple[tuple[PaddedD
     return padded_dims(
         Asked(replace(placed.pipeline.problem, graph=graph, cluster=placed.part), planned.content.stages[0])
     )
+
+
+def _is_short(content: PlanContent) -> bool:
+    """Whether the limit costs as much as segments of layers do, which run the forward pass once more."""
+    least_s = content.search.unlimited_s
+    if not content.memory_bound or least_s is None:
+        return False
+    return content.search.objective >= least_s + dict(content.stages[0].work_times).get("forward", 0.0)
 
 
 def limit_is_negligible(content: PlanContent, negligible: float) -> bool:

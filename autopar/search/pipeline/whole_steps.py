@@ -86,7 +86,7 @@ class EqualStages:
             update_s: seconds of a stage's share of the update.
         """
         part = problem.cluster.part(0, problem.cluster.num_devices // stages)
-        meshes = by_likeness(part)[: problem.policy.enumeration.ranked_meshes]
+        meshes = by_likeness(part)[:1]
         distances = {mesh: _mesh_distance(mesh.shape, like) for mesh in part.logical_meshes(None)} if like else {}
         near = sorted((m for m, d in distances.items() if d <= min(distances.values()) + 1e-9), key=lambda m: m.shape)
         uneven = unevenness(problem, stages)
@@ -217,8 +217,8 @@ def equal_stages(
 def counts_that_may_fit(problem: Problem, step: StepSource, counts: Sequence[int]) -> list[int]:
     """Numbers of microbatches, rising, from the first on in which one stage that recomputes nothing may fit.
 
-    More microbatches hold less, so that the first is found by halving: by what all values hold at least on some mesh,
-    that most like the machine first. Where none may fit all are given.
+    More microbatches hold less, so that the first is found by halving: by what all values hold at least on the mesh
+    most like the machine. Where none may fit all are given.
 
     Args:
         problem: the step in one microbatch.
@@ -234,8 +234,8 @@ def counts_that_may_fit(problem: Problem, step: StepSource, counts: Sequence[int
         problem.checkpoint()
         job = replace(problem.job, num_microbatches=count, num_stages=1, remat="auto", schedule="auto")
         meshes = MeshSearch(replace(problem, graph=graph, job=job))
-        some = map(meshes.program, by_likeness(problem.cluster)[: problem.policy.enumeration.ranked_meshes])
-        return any(not s.broken and memory_floor(s.problem) <= problem.memory_limit_bytes for s in some)
+        likeliest = meshes.program(by_likeness(problem.cluster)[0])
+        return not likeliest.broken and memory_floor(likeliest.problem) <= problem.memory_limit_bytes
 
     first = 0 if fits(counts[0]) else bisect_left(counts, True, lo=1, key=fits)
     return list(counts[first:] or counts)

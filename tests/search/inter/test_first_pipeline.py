@@ -13,9 +13,7 @@ from tests.search.problems import toy, with_policy
 
 #: Every step is as a large one.
 LARGE = SearchPolicy(sizes=SizePolicy(tiny_operators=0, few_operators=0, small_operators=0))
-NODES = SearchPolicy(
-    sizes=SizePolicy(tiny_operators=0, few_operators=0, small_operators=0, large_nodes=2, many_nodes=2)
-)
+NODES = SearchPolicy(sizes=SizePolicy(tiny_operators=0, few_operators=0, small_operators=0, large_nodes=2))
 
 
 def planned(policy, devices=4, nodes=2, memory=150_000, **options):
@@ -53,8 +51,8 @@ def test_without_time_even_stages_are_the_answer_and_with_it_nothing_slower(offe
     assert whole.search.lower_bound <= whole.step_time
 
 
-def test_on_many_nodes_even_stages_come_before_one_stage(offered):
-    whole = planned(NODES, devices=8, nodes=4)
+def test_on_a_large_cluster_even_stages_come_before_one_stage_where_memory_is_short(offered):
+    whole = planned(NODES, devices=8, nodes=4, memory=60_000)
     first = offered[0]
     assert first.num_stages > 1 and {len(s.devices) for s in first.stages} == {8 // first.num_stages}
     assert whole.step_time <= min(plan.step_time for plan in offered)

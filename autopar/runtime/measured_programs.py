@@ -204,7 +204,10 @@ def special_cases(mesh: Mesh, effort: Effort) -> list[Case]:
 
 
 def _convolutions(mesh: Mesh, effort: Effort) -> list[Case]:
-    """Convolutions and gradients of kernels with drawn sizes, of images and of volumes; the same in each process."""
+    """Convolutions and gradients of kernels with drawn sizes, of images and of volumes; the same in each process.
+
+    Every other gradient is of images without padding.
+    """
     random = np.random.default_rng(0)
     cases: list[Case] = []
     for kind in ("convolution", "kernel gradient"):
@@ -215,13 +218,15 @@ def _convolutions(mesh: Mesh, effort: Effort) -> list[Case]:
                 side = int(random.choice(_SIDES[spatial]))
                 taken, features = (int(random.choice(_FEATURES)) for _ in range(2))
                 images, window = int(random.choice(_CONVOLVED)), int(random.choice(_WINDOWS))
-                image, result = ((images, *(side,) * spatial, n) for n in (taken, features))
+                padded = kind == "convolution" or (window > 1 and len(cases_of_kind) % 2 == 0)
+                outer = side if padded else side + window - 1
+                image, result = (images, *(outer,) * spatial, taken), (images, *(side,) * spatial, features)
                 kernel = (*(window,) * spatial, taken, features)
                 windows, taps = images * side**spatial, window**spatial
                 if kind == "convolution":
                     sizes = Convolution.of(spatial, windows, taps, taken, features)
                 else:  # windows of whole images, of which the places are those of the kernel
-                    sizes = Convolution.of(spatial, taken * taps, side**spatial, images, features)
+                    sizes = Convolution.of(spatial, taken * taps, side**spatial, images, features, padded=padded)
                 if effort.multiplications / 100 <= sizes.multiplications <= effort.multiplications:
                     cases_of_kind.append(_convolution(mesh, kind, sizes, image, kernel, result))
             cases += cases_of_kind
@@ -238,9 +243,10 @@ def _convolution(
 ) -> Case:
     """A convolution of images and a kernel, or the gradient of its kernel, in the order of the library."""
     numbers = _NUMBERS[sizes.spatial_dims]
+    padding = "SAME" if image[1] == result[1] else "VALID"
 
     def convolve(x: Any, w: Any) -> Any:
-        return lax.conv_general_dilated(x, w, (1,) * sizes.spatial_dims, "SAME", dimension_numbers=numbers)
+        return lax.conv_general_dilated(x, w, (1,) * sizes.spatial_dims, padding, dimension_numbers=numbers)
 
     def gradient(x: Any, y: Any) -> Any:
         return jax.linear_transpose(lambda w: convolve(x, w), jnp.zeros(kernel, jnp.float32))(y)[0]

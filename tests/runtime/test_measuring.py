@@ -19,7 +19,7 @@ import autopar
 from autopar import Cluster
 from autopar.cost import CostModel
 from autopar.runtime.measured_programs import KINDS as COLLECTIVES
-from autopar.runtime.measured_programs import collective_cases, layouts
+from autopar.runtime.measured_programs import collective_cases, layouts, special_cases
 from autopar.runtime.measuring import Effort, clock_of
 
 LEAST = Effort(
@@ -47,6 +47,17 @@ def test_cpu_seconds_are_counted_of_devices_that_keep_all_cores_busy() -> None:
         pass
     took_s = clock() - began_s
     assert 0.005 <= took_s <= (time.process_time() - 4 * began_s) / 4
+
+
+def test_every_other_gradient_of_kernels_is_of_images_without_padding() -> None:
+    """With padding alone a fit does not tell the seconds of a place from those that padding adds to it."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("x",))
+    effort = dataclasses.replace(LEAST, convolutions=8)
+    sizes = [c.convolution for c in special_cases(mesh, effort) if c.name == "kernel gradient"]
+    padded = [s is not None and s.runs > 0 for s in sizes]
+    assert len(padded) == 16 and 4 <= sum(padded) <= 8
+    every = [c.convolution for c in special_cases(mesh, effort) if c.name == "convolution"]
+    assert all(s is not None and s.runs > 0 for s in every)
 
 
 @pytest.mark.slow

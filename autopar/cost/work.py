@@ -37,8 +37,9 @@ class Convolution:
         multiplications: multiplications and additions.
         windows, kernels, results: elements of all windows, of the kernels, of the result.
         runs: of elements that lie side by side in windows: those of one place; 0 of gradients of kernels of images
+            without padding.
+        narrow_runs: the same, times the share that the features lack of `_WIDE`; 0 of gradients of kernels of images
             whose last dim has no padding.
-        narrow_runs: the same, times the share that the features lack of `_WIDE`.
     """
 
     spatial_dims: int
@@ -71,6 +72,7 @@ class Convolution:
         groups: int = 1,
         *,
         padded: bool = True,
+        narrow: bool = True,
     ) -> Convolution:
         """The sizes of windows of ``taps`` places of ``taken`` elements each.
 
@@ -82,6 +84,7 @@ class Convolution:
             features: of the result, of one group.
             groups: of features or images.
             padded: whether a place of a window takes time of its own, as where padding has to be told from images.
+            narrow: whether few features slow it down.
         """
         runs = windows * taps * groups
         return cls(
@@ -91,7 +94,7 @@ class Convolution:
             taps * taken * features * groups,
             windows * features * groups,
             runs * padded,
-            runs * max(0.0, 1 - features / _WIDE) * padded,
+            runs * max(0.0, 1 - features / _WIDE) * narrow,
         )
 
 
@@ -183,7 +186,7 @@ def convolution_of(
     """The sizes of a convolution of shapes on one device; None for other operators.
 
     XLA for CPUs takes gradients of kernels of few features by a slow way where the last dim of the images is padded: 2
-    to 6 times as long for one image of 512 to 1,024 places, and the same for 24 features and more. Where it is not
+    to 6 times as long for one image of 512 to 1,024 places, and the same for 24 features and more. Where no dim is
     padded the seconds of 8 to 32 features are those of windows and products alone.
 
     Args:
@@ -206,10 +209,13 @@ def convolution_of(
     of_kernel = sum(kernel[w] > n for w, n in zip(window, places, strict=True)) > len(places) / 2
     last = max(range(len(window)), key=lambda n: op.ints("lhs_spec")[2 + n], default=0)
     padding: Any = dict(op.attrs).get("padding")
-    comes_whole = op.ints("lhs_spec")[2 + last] in edges or (padding is not None and max(padding[last]) <= 0)
-    padded = not (of_kernel and comes_whole)
+    whole = [
+        op.ints("lhs_spec")[2 + n] in edges or (padding is not None and max(padding[n]) <= 0)
+        for n in range(len(window))
+    ]
+    padded, narrow = not (of_kernel and all(whole)), not (of_kernel and whole[last])
     windows = results / (features * groups)
-    return Convolution.of(len(window), windows, taps, kernel[into], features, groups, padded=padded)
+    return Convolution.of(len(window), windows, taps, kernel[into], features, groups, padded=padded, narrow=narrow)
 
 
 @dataclass(frozen=True, slots=True)

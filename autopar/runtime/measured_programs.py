@@ -226,7 +226,9 @@ def _convolutions(mesh: Mesh, effort: Effort) -> list[Case]:
                 if kind == "convolution":
                     sizes = Convolution.of(spatial, windows, taps, taken, features)
                 else:  # windows of whole images, of which the places are those of the kernel
-                    sizes = Convolution.of(spatial, taken * taps, side**spatial, images, features, padded=padded)
+                    sizes = Convolution.of(
+                        spatial, taken * taps, side**spatial, images, features, padded=padded, narrow=padded
+                    )
                 if effort.multiplications / 100 <= sizes.multiplications <= effort.multiplications:
                     cases_of_kind.append(_convolution(mesh, kind, sizes, image, kernel, result))
             cases += cases_of_kind

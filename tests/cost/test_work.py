@@ -172,7 +172,7 @@ def test_sizes_of_convolutions(dims, images, taken, features, groups, of_images)
 
 @pytest.mark.parametrize("last", [1, 0])
 def test_gradients_of_kernels_of_few_features_are_slow_where_the_last_dim_is_padded(last):
-    """As measured: columns that neighbours send are no padding, rows leave that of the columns; without any all is fast."""
+    """As measured: columns that neighbours send are no padding, rows leave that of the columns."""
 
     def gradient(x, y):
         kernel = jnp.zeros((3, 3, 4, 8))

@@ -61,8 +61,8 @@ class SeveralStages(StepProblem):
         job, cluster = problem.job, problem.cluster
         problem.log(f"slicing {counted(len(problem.graph.operators), 'operator')} into stages for {cluster}")
         stages = job.num_stages or getattr(self.strategy, "num_stages", None)
-        if stages is None and is_large(problem) and problem.subproblem.tried_stages:
-            (stages,) = problem.subproblem.tried_stages
+        if stages is None and problem.subproblem.tried_stages:
+            stages = problem.subproblem.tried_stages[0] * problem.subproblem.stages_per_worker
         most = problem.policy.enumeration
         groups = cluster.num_devices if is_large(problem) else most.most_layers
         scores, loop = problem.subproblem.block_scores, one_loop or job.offload == "layers"

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
 from autopar.ir.graph import Graph, Operand, Operator
+from autopar.ir.phases import BACKWARD, phase_of
 from autopar.ir.primitives import CALLBACKS
 
 
@@ -161,6 +162,18 @@ def unread_effects(graph: Graph) -> tuple[Operator, ...]:
         inside = [inner for _, body in op.regions for inner in unread_effects(body)]
         unread += inside or ([op] if op.effects and op.id not in needed else [])
     return tuple(unread)
+
+
+def gradient_bytes(graph: Graph) -> int:
+    """Bytes of gradients: what the backward pass hands to the rest, at most those of the parameters that are updated.
+
+    A step that takes gradients of copies in fewer bits hands over those bits alone.
+    """
+    backward = [op for op in graph.operators if phase_of(op) == BACKWARD]
+    rest = names_read(op for op in graph.operators if phase_of(op) != BACKWARD)
+    handed = sum(v.type.nbytes for op in backward for v in op.results if v.name in rest)
+    updated = {output.updates for output in graph.outputs}
+    return min(handed, sum(i.type.nbytes for i in graph.inputs if i.role == "parameter" and i.name in updated))
 
 
 def operators_with_bodies(graph: Graph) -> Iterator[Operator]:

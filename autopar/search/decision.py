@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from autopar.errors import InfeasiblePlanError
-from autopar.ir.analysis import unread_effects
+from autopar.ir.analysis import gradient_bytes, unread_effects
 from autopar.plan import StepForm
 from autopar.schedule import factory_named
 from autopar.schedule.branches import Branches
@@ -26,6 +26,7 @@ from autopar.search.mesh_bounds import MemoryNotAmpleError
 from autopar.search.one_stage import OneStagePlanner, is_best_of_one_stage
 from autopar.search.outcome import Bounded, LeftOut, TooLarge
 from autopar.search.pipeline.branches import has_branches
+from autopar.search.pipeline.candidates import trains
 from autopar.search.pipeline.search_space import is_large
 from autopar.search.pipeline.whole_steps import EqualStages, counts_that_may_fit, equal_stages
 from autopar.search.registry import cuts_stages, names_one_stage
@@ -157,14 +158,20 @@ class Decision(StepProblem):
         return Relaxation(MESH_RELAXATIONS, self.problem.policy.effort.mesh_spread)
 
     def _state_too_large(self) -> TooLarge | None:
-        """Why no plan fits: all devices together cannot hold the parameters and the state of the optimizer once."""
+        """Why no pipeline fits: all devices together cannot hold what lies there between backward pass and update.
+
+        These are the parameters and the state of the optimizer, once. The passes and the update of a stage are programs
+        of their own, so that all gradients lie there too.
+        """
         problem = self.problem
         if problem.job.offload != "none":
             return None
         state = sum(i.type.nbytes for i in problem.graph.inputs if i.role in ("parameter", "optimizer"))
-        least = math.ceil(state / problem.cluster.num_devices)
+        gradients = problem.graph.fact(gradient_bytes) if trains(problem) else 0
+        least = math.ceil((state + gradients) / problem.cluster.num_devices)
         missing = least - problem.memory_limit_bytes
-        return TooLarge("parameters and optimizer state, shared by all devices", missing) if missing > 0 else None
+        what = "parameters, optimizer state and gradients, shared by all devices"
+        return TooLarge(what, missing) if missing > 0 else None
 
     @property
     def _one(self) -> OneStagePlanner:

@@ -30,6 +30,7 @@ from autopar.search.pipeline.search_space import is_large
 from autopar.search.problem import Problem
 from autopar.search.registry import cuts_stages
 from autopar.search.trail import Region, Trail
+from autopar.search.worker_pool import WorkerPool
 from autopar.simulate.durations import Durations
 from autopar.simulate.plans import parts_of, program_of
 from autopar.solver.meter import Meter
@@ -54,13 +55,14 @@ def plan_step(decision: Decision, *, tries_pipelines: bool = True, time_limit_s:
     """
     problem = decision.problem
     incumbent, meter, trail = Incumbent.within(time_limit_s, problem.policy.effort.budget), Meter(), Trail()
+    reporting = problem.reporting
+    if reporting.log is not None:
+        reporting = replace(reporting, log=incumbent.telling(reporting.log))
     try:
-        reporting = problem.reporting
-        if reporting.log is not None:
-            reporting = replace(reporting, log=incumbent.telling(reporting.log))
-        watched = replace(problem, anytime=incumbent, reporting=reporting, meter=meter, trail=trail)
-        regions = replace(decision, problem=watched).regions(tries_pipelines=tries_pipelines)
-        best = incumbent.fastest(_timed(watched, regions), problem.policy.effort.least_gain)
+        with WorkerPool(may_begin=True) as pool:
+            watched = replace(problem, anytime=incumbent, reporting=reporting, meter=meter, trail=trail, pool=pool)
+            regions = replace(decision, problem=watched).regions(tries_pipelines=tries_pipelines)
+            best = incumbent.fastest(_timed(watched, regions), problem.policy.effort.least_gain)
     except (SearchEndedError, KeyboardInterrupt) as ended:
         known = incumbent.cut_short(ended.cause if isinstance(ended, SearchEndedError) else "Ctrl-C")
         if known is None:
@@ -72,8 +74,9 @@ def plan_step(decision: Decision, *, tries_pipelines: bool = True, time_limit_s:
 def plan_on_workers(decision: Decision) -> Plan:
     """The fastest plan whose stages run on workers, each in a process of its own; errors as of `plan_step`."""
     meter, trail = Meter(), Trail()
-    counted = replace(decision.problem, meter=meter, trail=trail)
-    best = _timed(counted, replace(decision, problem=counted).on_workers())
+    with WorkerPool(may_begin=True) as pool:
+        counted = replace(decision.problem, meter=meter, trail=trail, pool=pool)
+        best = _timed(counted, replace(decision, problem=counted).on_workers())
     return _searched(best, decision, meter, trail)
 
 

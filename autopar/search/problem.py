@@ -18,6 +18,7 @@ from autopar.search.policy import SearchPolicy
 from autopar.search.source import StageSource
 from autopar.search.store import Store
 from autopar.search.trail import Trail
+from autopar.search.worker_pool import WorkerPool
 from autopar.solver.meter import Meter
 
 
@@ -119,6 +120,7 @@ class Problem:
             every process.
         meter: counts what planning it takes.
         trail: takes note of what becomes of the regions of the decision.
+        pool: makes calls in another process, of all regions of the search.
     """
 
     graph: Graph
@@ -136,6 +138,7 @@ class Problem:
     settings: str | None = ""
     meter: Meter = field(default_factory=Meter, compare=False, repr=False)
     trail: Trail = field(default_factory=Trail, compare=False, repr=False)
+    pool: WorkerPool = field(default_factory=WorkerPool, compare=False, repr=False)
 
     @property
     def names_pipeline(self) -> bool:

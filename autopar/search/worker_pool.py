@@ -15,10 +15,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, Pipe
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast, runtime_checkable
 
 from autopar.errors import AutoparError
-from autopar.search.problem import Problem
 from autopar.search.store import Store
 from autopar.solver.meter import Meter
 
@@ -95,9 +94,9 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def start_worker(worthwhile: bool) -> Process | None:
-    """A process for work that is ``worthwhile`` for a second core; None where it is not, or there is one core."""
-    return Process.start() if worthwhile and cores() > 1 and sys.executable else None
+def start_worker() -> Process | None:
+    """A process for a second core; None where there is one core."""
+    return Process.start() if cores() > 1 and sys.executable else None
 
 
 Argument = TypeVar("Argument")
@@ -106,9 +105,18 @@ Result = TypeVar("Result")
 
 def metered(argument: Argument, meter: Meter, store: Store | None = None) -> Argument:
     """A problem whose work is counted by a meter, with the answers of a store; anything else as it is."""
-    if not isinstance(argument, Problem):
+    if not isinstance(argument, _Counted):
         return argument
-    return replace(argument, meter=meter, store=store or argument.store)
+    counted: Any = argument
+    return cast(Argument, replace(counted, meter=meter, store=store or argument.store))
+
+
+@runtime_checkable
+class _Counted(Protocol):
+    """A problem: its work is counted, and it has the answers of its search."""
+
+    meter: Meter
+    store: Store
 
 
 @dataclass(eq=False)
@@ -184,6 +192,7 @@ class WorkerPool:
 
     Args:
         process: the other process; None where there is none, so that all is computed here.
+        may_begin: whether a process is started where work is worthwhile for one: a search has one for all its regions.
         open: futures that nobody may have taken yet.
         wanted: tells the thread that serves the process that there is something to do.
         thread: serves the process; None until something is submitted.
@@ -191,6 +200,7 @@ class WorkerPool:
     """
 
     process: Process | None = None
+    may_begin: bool = False
     open: deque[Future[Any]] = field(default_factory=deque)
     wanted: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     thread: threading.Thread | None = None
@@ -201,6 +211,15 @@ class WorkerPool:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def begin(self) -> None:
+        """Starts the other process, where there is none yet and one may be started."""
+        if self.may_begin and self.process is None:
+            self.process, self.may_begin = start_worker(), False
+
+    def forget(self) -> None:
+        """Leaves calls to this process that the other one has not begun: nobody may want their answers."""
+        self.open.clear()
 
     def submit(self, function: Callable[..., Result], *args: Any) -> Future[Result]:
         """A call whose answer is wanted later.
@@ -228,6 +247,10 @@ class WorkerPool:
         if self.thread is not None:
             self.thread.join()
         self.process, self.thread = None, None
+
+    def __reduce__(self) -> tuple[type[WorkerPool], tuple[()]]:
+        """The other process begins none."""
+        return WorkerPool, ()
 
     def _serve(self, process: Process) -> None:
         while True:

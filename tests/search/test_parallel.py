@@ -18,6 +18,7 @@ import autopar
 from autopar import InfeasiblePlanError
 from autopar.cost import CostModel
 from autopar.search import alpa
+from autopar.search.cache import Checked
 from autopar.search.pipeline.search import may_run_in_worker
 from autopar.search.policy import SearchPolicy
 from autopar.search.worker_pool import SERIAL, Future, NoAnswerError, Process, WorkerPool, start_worker
@@ -26,7 +27,7 @@ from autopar.solver.meter import Meter
 from examples import mlp
 from tests.search.problems import problem_of, toy, with_policy
 
-pipelines = sys.modules[may_run_in_worker.__module__]
+pools = sys.modules[start_worker.__module__]
 
 
 @pytest.fixture
@@ -232,13 +233,13 @@ def test_a_pipeline_is_the_same_with_two_processes(monkeypatch: pytest.MonkeyPat
 
     alone = planned(False)
     assert not calls
-    monkeypatch.setattr(pipelines, "start_worker", lambda worthwhile: Process.start() if worthwhile else None)
+    monkeypatch.setattr(pools, "start_worker", Process.start)
     result = Future.result
     monkeypatch.setattr(
         Future, "result", lambda self, meter=None: (self.done.wait(60), result(self, meter))[1]
     )  # the other makes all
     assert planned(True) == alone
-    assert alpa in calls and len(calls) > 1
+    assert Checked(alpa) in calls and len(calls) > 1
 
 
 def test_who_plans_with_things_of_their_own_plans_here() -> None:
@@ -258,8 +259,29 @@ def test_who_plans_with_things_of_their_own_plans_here() -> None:
     assert not may_run_in_worker(replace(problem, cost_model=Mine(problem.cluster)), alpa)
 
 
+def test_a_search_has_one_process_for_all_its_regions(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Process | None] = []
+    monkeypatch.setattr(pools, "start_worker", lambda: (started.append(Process.start()), started[-1])[1])
+    fn, args = mlp.build(layers=4, abstract=True)
+    parallel = autopar.parallelize(fn, cluster=toy(8, nodes=4), num_microbatches=4, search="alpa")
+    policy = SearchPolicy(in_second_process=True)
+    plan = with_policy(parallel, policy).plan(*args)
+    regions = {row.stages for row in plan.search.trail if row.form == "pipeline" and row.work}
+    assert len(regions) > 1, "several numbers of stages are searched"
+    assert len(started) == 1
+    assert started[0] is not None and started[0].child.poll() is not None, "it ends with the search"
+
+
+def test_a_pool_starts_nothing_unless_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pools, "start_worker", lambda: pytest.fail("a process was started"))
+    pool = WorkerPool()
+    pool.begin()
+    assert pool.process is None
+    future = pool.submit(here, 1)
+    pool.forget()
+    assert future.result() == ("here", 1)
+
+
 def test_one_core_begins_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = sys.modules[start_worker.__module__]
-    assert start_worker(False) is None
-    monkeypatch.setattr(module, "cores", lambda: 1)
-    assert start_worker(True) is None
+    monkeypatch.setattr(pools, "cores", lambda: 1)
+    assert start_worker() is None

@@ -46,7 +46,7 @@ from autopar.search.problem import Problem
 from autopar.search.problem_data import is_importable
 from autopar.search.source import StageSource
 from autopar.search.trials import Trials
-from autopar.search.worker_pool import WorkerPool, start_worker
+from autopar.search.worker_pool import SERIAL, WorkerPool
 from autopar.sharding.registry import registered_rules
 from autopar.stages import cluster
 from autopar.stages.layers import forward_operators
@@ -72,8 +72,12 @@ def pipeline(problem: Problem, intra: Callable[[Problem], Plan | Bounded]) -> Pl
         )
     asked = problem.policy.in_second_process
     worthwhile = (not is_small(problem) if asked is None else asked) and may_run_in_worker(problem, intra)
-    with WorkerPool(start_worker(worthwhile)) as pool:
+    pool = problem.pool if worthwhile else SERIAL
+    pool.begin()
+    try:
         return _best(problem, source, intra, pool)
+    finally:
+        pool.forget()
 
 
 def _best(

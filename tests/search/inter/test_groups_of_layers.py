@@ -34,7 +34,8 @@ def test_a_region_takes_stacks_apart_for_its_stages(
 ) -> None:
     problem, source = problem_of(*mlp.build(abstract=True), toy(4)), _Source()
     region = replace(problem.subproblem, tried_stages=tried, stages_per_worker=on_each)
-    planner: Any = SeveralStages(replace(problem, subproblem=region), source, None, alpa)  # type: ignore[arg-type]
+    job = replace(problem.job, num_stages=None)
+    planner: Any = SeveralStages(replace(problem, job=job, subproblem=region), source, None, alpa)  # type: ignore[arg-type]
     with pytest.raises(_TakenApart):
         planner.pipeline()
     assert source.asked == [stages]

@@ -125,6 +125,7 @@ def _rate(
     sizes = np.array([(c.multiplications, c.windows, c.kernels, c.results, c.runs, c.narrow_runs) for c, _ in samples])
     seconds = np.array([s for _, s in samples])
     scale = sizes.max(axis=0)
+    scale[scale == 0] = 1.0  # of what no sample has, as places of windows without padding
     peak_s = 2 / peak_flops * sizes[:, 0]
     predicted = seconds
     beyond = np.zeros(6)

@@ -8,7 +8,9 @@ each node has its own processes there. `parallelize(pipeline="auto")` follows it
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 
@@ -61,7 +63,7 @@ def plan_step(decision: Decision, *, tries_pipelines: bool = True, time_limit_s:
     try:
         with WorkerPool(may_begin=True) as pool:
             watched = replace(problem, anytime=incumbent, reporting=reporting, meter=meter, trail=trail, pool=pool)
-            regions = replace(decision, problem=watched).regions(tries_pipelines=tries_pipelines)
+            regions = partial(replace(decision, problem=watched).regions, tries_pipelines=tries_pipelines)
             best = incumbent.fastest(_timed(watched, regions), problem.policy.effort.least_gain)
     except (SearchEndedError, KeyboardInterrupt) as ended:
         known = incumbent.cut_short(ended.cause if isinstance(ended, SearchEndedError) else "Ctrl-C")
@@ -76,15 +78,15 @@ def plan_on_workers(decision: Decision) -> Plan:
     meter, trail = Meter(), Trail()
     with WorkerPool(may_begin=True) as pool:
         counted = replace(decision.problem, meter=meter, trail=trail, pool=pool)
-        best = _timed(counted, replace(decision, problem=counted).on_workers())
+        best = _timed(counted, replace(decision, problem=counted).on_workers)
     return _searched(best, decision, meter, trail)
 
 
-def _timed(problem: Problem, regions: Regions) -> Plan:
+def _timed(problem: Problem, regions: Callable[[], Regions]) -> Plan:
     """The fastest plan, whose phases have the seconds of what it did not take: ranking, bounds, plans that lost."""
     clock = Clock()
     with clock.phase(OTHER_ATTEMPTS):
-        plan = fastest(problem, regions)
+        plan = fastest(problem, regions())
     return replace(plan, phases=clock.rest(OTHER_ATTEMPTS, plan.phases))
 
 

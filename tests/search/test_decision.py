@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import autopar
+from autopar.ir.analysis import gradient_bytes
 from autopar.search.alpa import alpa
 from autopar.search.decision import Decision
 from autopar.search.loop import Known
@@ -112,6 +113,7 @@ def test_no_pipeline_is_planned_where_all_devices_cannot_hold_the_state(monkeypa
     )
     (fn, args), devices = mlp.build(abstract=True), 4
     state = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(args[0]))
+    gradients = gradient_bytes(problem_of(fn, args, toy(devices)).graph)
 
     def refused(limit: int, **options: Any) -> int:
         with pytest.raises(autopar.InfeasiblePlanError) as error:
@@ -121,5 +123,7 @@ def test_no_pipeline_is_planned_where_all_devices_cannot_hold_the_state(monkeypa
         return error.value.least_bytes
 
     assert refused(state // devices // 2) >= state // devices and not tried
-    refused(state // devices + 100)
+    refused((state + gradients // 2) // devices)
+    assert not tried
+    refused((state + gradients) // devices + 100)
     assert tried

@@ -34,8 +34,8 @@ def _floor(step: Any, args: tuple[Any, ...], devices: int) -> _Floor:
 
 _STEPS = {
     "mlp": lambda: mlp.build(layers=4, abstract=True),
-    "gpt": lambda: gpt.build(abstract=True),
-    "gpt in a loop": lambda: gpt.build(abstract=True, scan=True),
+    "gpt": lambda: gpt.build(abstract=True, layers=1),
+    "gpt in a loop": lambda: gpt.build(abstract=True, layers=2, scan=True),
 }
 
 
@@ -43,11 +43,10 @@ _STEPS = {
 def test_pipelines_hold_no_less(name: str) -> None:
     step, args = _STEPS[name]()
     floor = _floor(step, args, 4)
-    for count in (1, 2):
-        parallel = autopar.parallelize(
-            step, cluster=toy(4), num_stages=2, num_microbatches=count, remat="full", donate_argnums=0
-        )
-        assert parallel.plan(*args).peak_memory >= floor.with_gradients
+    parallel = autopar.parallelize(
+        step, cluster=toy(4), num_stages=2, num_microbatches=2, remat="full", donate_argnums=0
+    )
+    assert parallel.plan(*args).peak_memory >= floor.with_gradients
 
 
 @pytest.mark.parametrize("name", _STEPS)

@@ -12,6 +12,7 @@ from collections import defaultdict
 from dataclasses import replace
 
 from autopar.ir import Graph, Operator
+from autopar.ir.analysis import place
 from autopar.ir.phases import phase_of
 
 
@@ -32,22 +33,10 @@ def order(graph: Graph) -> Graph:
             readers[s].append(op)
     placed: dict[str, Operator] = {}
 
-    def place(first: Operator) -> None:
-        """Places an operator after whatever it still needs."""
-        stack = [first]
-        while stack:
-            op = stack[-1]
-            missing = [producers[o] for o in op.reads if o in producers and producers[o].id not in placed]
-            if missing:
-                stack.extend(missing)
-            else:
-                stack.pop()
-                placed.setdefault(op.id, op)
-
     for op in graph.operators:
         if op.id not in core or op.id in placed:
             continue
-        place(op)
+        place(op, producers, placed)
         fresh = [op]
         while fresh:
             done = fresh.pop()
@@ -57,8 +46,8 @@ def order(graph: Graph) -> Graph:
                     and reader.id not in placed
                     and all(w in placed for w in core_sources[reader.id])
                 ):
-                    place(reader)
+                    place(reader, producers, placed)
                     fresh.append(reader)
     for op in graph.operators:
-        place(op)
+        place(op, producers, placed)
     return replace(graph, operators=tuple(placed.values()))

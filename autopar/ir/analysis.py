@@ -164,6 +164,25 @@ def unread_effects(graph: Graph) -> tuple[Operator, ...]:
     return tuple(unread)
 
 
+def place(first: Operator, makers: Mapping[str, Operator], placed: dict[str, Operator]) -> None:
+    """Adds an operator to those that have a place, after whatever it reads that has none yet.
+
+    Args:
+        first: the operator.
+        makers: by value the operator that makes it.
+        placed: by id, in running order.
+    """
+    stack = [first]
+    while stack:
+        op = stack[-1]
+        missing = [makers[o] for o in op.reads if o in makers and makers[o].id not in placed]
+        if missing:
+            stack.extend(missing)
+        else:
+            stack.pop()
+            placed.setdefault(op.id, op)
+
+
 def gradient_bytes(graph: Graph) -> int:
     """Bytes of gradients: what the backward pass hands to the rest, at most those of the parameters that are updated.
 

@@ -21,7 +21,7 @@ from jax import lax
 from autopar._compat.dtypes import numpy_dtype
 from autopar.frontend.build import build_graph
 from autopar.ir import Graph, Input, Literal, Operand, Operator, TensorType, Value
-from autopar.ir.analysis import live
+from autopar.ir.analysis import live, place
 from autopar.ir.phases import BACKWARD, FORWARD
 from autopar.ir.primitives import ELEMENTWISE, is_zero
 from autopar.search.counterfactuals import PackedTables
@@ -106,7 +106,7 @@ class _Tables:
 
     @cached_property
     def readers(self) -> Mapping[str, Sequence[Operator]]:
-        """Operators that read each value; a value that is returned has one more, None of the graph's."""
+        """Operators that read each value, each once."""
         readers: dict[str, list[Operator]] = defaultdict(list)
         for op in self.graph.operators:
             for name in dict.fromkeys(op.reads):
@@ -408,13 +408,6 @@ def _sorted(operators: Sequence[Operator]) -> list[Operator]:
     """Operators in their order, each after what it reads."""
     makers = {v.name: op for op in operators for v in op.results}
     placed: dict[str, Operator] = {}
-    for last in operators:
-        stack = [last]
-        while stack:
-            op = stack[-1]
-            missing = [makers[o] for o in op.reads if o in makers and makers[o].id not in placed]
-            if missing:
-                stack += missing
-            else:
-                placed.setdefault(stack.pop().id, op)
+    for op in operators:
+        place(op, makers, placed)
     return list(placed.values())

@@ -26,7 +26,6 @@ from autopar.search.mesh_bounds import MemoryNotAmpleError
 from autopar.search.one_stage import OneStagePlanner, is_best_of_one_stage
 from autopar.search.outcome import Bounded, LeftOut, TooLarge
 from autopar.search.pipeline.branches import has_branches
-from autopar.search.pipeline.candidates import trains
 from autopar.search.pipeline.search_space import is_large
 from autopar.search.pipeline.whole_steps import EqualStages, counts_that_may_fit, equal_stages
 from autopar.search.registry import cuts_stages, names_one_stage
@@ -167,8 +166,7 @@ class Decision(StepProblem):
         if problem.job.offload != "none":
             return None
         state = sum(i.type.nbytes for i in problem.graph.inputs if i.role in ("parameter", "optimizer"))
-        gradients = problem.graph.fact(gradient_bytes) if trains(problem) else 0
-        least = math.ceil((state + gradients) / problem.cluster.num_devices)
+        least = math.ceil((state + problem.graph.fact(gradient_bytes)) / problem.cluster.num_devices)
         missing = least - problem.memory_limit_bytes
         what = "parameters, optimizer state and gradients, shared by all devices"
         return TooLarge(what, missing) if missing > 0 else None

@@ -215,16 +215,14 @@ def _rounds(search: PipelineSearch) -> Iterator[list[Candidate]]:
             ranked = [c for c in ranked if c not in tried][: policy.most_other]
         else:
             cutoff_s = math.inf if schedule_of(problem).chunks > 1 else problem.subproblem.cutoff_s
-            near = [c for c in ranked if c.estimate_s <= policy.near_best * min(ranked[0].estimate_s, cutoff_s)]
-            near = near[: policy.most_near]
-            most_s = policy.near_best * min(ranked[0].estimate_s, cutoff_s) if near else 0.0
-            if is_of_few_operators(problem):
-                near = [c for c in ranked if c.estimate_s <= most_s]
-            elif is_small(problem):
-                near += _best_of_each(ranked, {len(c.members) for c in near}, most_s)
+            least_s = min((c.estimate_s for c in ranked), default=0.0)
+            every = [c for c in ranked if c.estimate_s <= policy.near_best * min(least_s, cutoff_s)]
+            near = every if is_of_few_operators(problem) else every[: policy.most_near]
+            if is_small(problem) and not is_of_few_operators(problem):
+                near = [*near, *_best_of_each(every, {len(c.members) for c in near})]
             if ranked and not near:  # all of them take longer than a plan that is at hand
-                least_s = ranked[0].estimate_s / policy.near_best
-                search.bounded.append(Bounded("layers as they are priced, an estimate", least_s))
+                closed = Bounded("layers as they are priced, an estimate", least_s / policy.near_best)
+                search.bounded.append(closed)
                 return
             ranked = near
         tried.update(ranked)
@@ -233,10 +231,10 @@ def _rounds(search: PipelineSearch) -> Iterator[list[Candidate]]:
             return
 
 
-def _best_of_each(candidates: Sequence[Candidate], planned: set[int], most_s: float) -> list[Candidate]:
-    """Candidate of the least estimate up to ``most_s``, by number of stages, without those ``planned``."""
+def _best_of_each(candidates: Sequence[Candidate], planned: set[int]) -> list[Candidate]:
+    """Candidate of the least estimate, by number of stages, without those ``planned``."""
     best = {len(c.members): c for c in reversed(candidates) if len(c.members) not in planned}
-    return [c for c in best.values() if c.estimate_s <= most_s]
+    return list(best.values())
 
 
 def _neighbours(step: CuttableStep, plans: Sequence[Plan]) -> Iterator[Candidate]:

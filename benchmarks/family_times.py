@@ -25,8 +25,9 @@ from autopar.runtime.measuring import QUICK
 from benchmarks import family_bytes, reference
 from benchmarks.families import Built
 
-#: Turns, steps in a turn at most, and CPU seconds of a turn beyond which it has fewer.
-ROUNDS, STEPS, TURN_S = 5, 3, 0.3
+#: Turns at least and at most, CPU seconds of all turns beyond which there are no more than the least; steps in a turn
+#: at most, and CPU seconds of a turn beyond which it has fewer.
+ROUNDS, MOST_ROUNDS, ALL_S, STEPS, TURN_S = 5, 25, 12.0, 3, 0.3
 HOPELESS = 1.5
 
 
@@ -60,7 +61,8 @@ def runners(built: Built, rules: family_bytes.Rules, cluster: autopar.Cluster) -
 def seconds(programs: dict[str, Callable[[], Any]]) -> dict[str, float]:
     """Least CPU seconds of a step by name; programs take turns, every other time in the other order.
 
-    What takes more than `HOPELESS` times the least at first has no other turn.
+    What takes more than `HOPELESS` times the least at first has no other turn. Short steps have more turns: next to
+    other work few of them are undisturbed.
     """
     least: dict[str, float] = {}
     for name, run in programs.items():
@@ -69,7 +71,8 @@ def seconds(programs: dict[str, Callable[[], Any]]) -> dict[str, float]:
     fastest_s = min(least.values())
     contest = [name for name in programs if least[name] <= HOPELESS * fastest_s]
     steps = max(1, min(STEPS, int(TURN_S / fastest_s)))
-    for n in range(ROUNDS):
+    round_s = steps * sum(least[name] for name in contest)
+    for n in range(max(ROUNDS, min(MOST_ROUNDS, int(ALL_S / round_s)))):
         for name in contest[:: -1 if n % 2 else 1]:
             least[name] = min(least[name], _turn_s(programs[name], steps))
     return least

@@ -6,9 +6,9 @@ at most one dim of each of the last two kinds is left as it is, and so is a matr
 transposed matrix. Convolutions take
 (batch, spatial dims, features) and kernels (spatial dims, in, out) (its `ConvCanonicalization`).
 
-A product whose left matrix is summed over along its first dim, as the gradient of a weight is, goes to another
-library on CPUs, which brings blocks of both matrices into its own order. XLA gives it the operands the other way round
-where the result is transposed.
+A matrix that is summed over along its first dim, times another, goes to another library on CPUs, which brings blocks
+of both matrices into its own order. A product that a transposition alone reads has its operands the other way round
+(`autopar.ir.transposed_products`).
 """
 
 from __future__ import annotations
@@ -38,16 +38,17 @@ class Reorder:
     stride_bytes: int
 
 
-def reorders(op: Operator, operand_types: Sequence[TensorType]) -> tuple[Reorder, ...]:
+def reorders(op: Operator, operand_types: Sequence[TensorType], *, swapped: bool = False) -> tuple[Reorder, ...]:
     """The operands of ``op`` that XLA brings into another order, none for all but products and convolutions.
 
     Args:
         op: the operator; ``dot_general`` has the attribute ``dimension_numbers``, ``conv_general_dilated``
             ``lhs_spec`` and ``rhs_spec``.
         operand_types: type of each operand.
+        swapped: whether its program has the operands of a product the other way round.
     """
     if op.primitive == "dot_general":
-        orders = _of_product(op, operand_types)
+        orders = _of_product(op, operand_types, int(swapped))
     elif op.primitive == "conv_general_dilated":
         batch, features, *spatial = op.ints("lhs_spec")
         out, into, *window = op.ints("rhs_spec")
@@ -58,24 +59,23 @@ def reorders(op: Operator, operand_types: Sequence[TensorType]) -> tuple[Reorder
     return tuple(r for r in candidates if r is not None)
 
 
-def packed(op: Operator, operand_types: Sequence[TensorType], *, transposed: bool = False) -> tuple[Reorder, ...]:
-    """The operands of a product that a library packs: both where the left one is summed over along its first dims.
+def packed(op: Operator, operand_types: Sequence[TensorType], *, swapped: bool = False) -> tuple[Reorder, ...]:
+    """The operands of a product that a library packs: both where the left one is summed over along its first dim.
 
     Args:
         op: the operator.
         operand_types: type of each operand.
-        transposed: whether its result is read by a transposition alone, so that XLA swaps the operands.
+        swapped: whether its program has the operands the other way round.
     """
     if op.primitive != "dot_general":
         return ()
     summed, shared, unshared = _roles(op, operand_types)
     matrices = all(any(operand_types[n].shape[d] > 1 for d in unshared[n]) for n in (0, 1))
-    if shared[0] or not summed[0] or not matrices:
+    # What XLA brings into order has its summed dims last on the left.
+    if shared[0] or not summed[0] or not matrices or not _taken(op, operand_types):
         return ()
-    taken = _taken(op, operand_types)
-    left = int(transposed)
-    # What XLA brought into order has its summed dims first on the right and last on the left.
-    first = summed[left][0] < unshared[left][0] if taken else transposed
+    left = int(swapped)
+    first = summed[left][0] < unshared[left][0]
     return tuple(Reorder(n, PACKED_STRIDE_BYTES) for n in (0, 1)) if first else ()
 
 
@@ -100,12 +100,13 @@ def run_bytes(op: Operator, operand_types: Sequence[TensorType]) -> int:
     return run * type.nbytes // type.size if type.size else 0
 
 
-def _of_product(op: Operator, types: Sequence[TensorType]) -> tuple[tuple[int, ...], ...]:
+def _of_product(op: Operator, types: Sequence[TensorType], left: int) -> tuple[tuple[int, ...], ...]:
     """Dims of each operand in the order that a library takes, empty if it takes the product as it is."""
     if _taken(op, types):
         return ((), ())
     summed, shared, unshared = _roles(op, types)
-    orders = ((*shared[0], *unshared[0], *summed[0]), (*shared[1], *summed[1], *unshared[1]))
+    kinds = [(shared[n], *((unshared[n], summed[n]) if n == left else (summed[n], unshared[n]))) for n in (0, 1)]
+    orders = [tuple(d for dims in each for d in dims) for each in kinds]
     # A matrix is transposed by the library, whatever the other operand is.
     return tuple(() if types[n].rank == 2 and not shared[n] else order for n, order in enumerate(orders))
 

@@ -25,6 +25,7 @@ from autopar.ir import Graph, Layout, Literal, Operand, Operator, TensorType
 from autopar.ir.loops import Scan, While
 from autopar.ir.phases import RECOMPUTED, phase_of
 from autopar.ir.primitives import is_generator, is_zero
+from autopar.ir.transposed_products import swapped, transposed_products
 from autopar.lower.barriers import CollectiveBarriers, not_before, splits_inside
 from autopar.lower.callbacks import Callbacks
 from autopar.lower.collective_matmul import BlockProduct
@@ -36,6 +37,7 @@ from autopar.lower.values import ComputedValue, Held, converted_inside, rows_as_
 from autopar.sharding.collective_matmul import OPERANDS
 from autopar.sharding.reshard import PathTables
 from autopar.sharding.routes import Routes
+from autopar.sharding.rules.dot import band
 
 Env: TypeAlias = dict[str, "Held | ComputedValue"]
 
@@ -48,11 +50,12 @@ class Sharded:
     shard the interpreted one is; ``around`` is entered while an operator is applied; ``recomputes`` says that something
     is computed again, which a compiler must not merge with the first time; ``orders_collectives`` that collectives must
     not overlap with regions that have some inside (`autopar.lower.barriers`); ``widened`` that products with a float32
-    result take float32 operands, for XLA's CPU compiler has none of narrow ones; ``hosted`` names inputs that are in
-    host memory until they are read; ``host_results`` are, by loop, the numbers of results that are there; ``on_host``
-    are ids of operators on hosts, ``skips_masked`` of attention that leaves scores out; ``matmuls`` says of which
-    tensor of a product blocks travel, ``in_steps`` that each message waits for a product; ``callbacks`` says how Python
-    is called.
+    result take float32 operands, for XLA's CPU compiler has none of narrow ones; ``swaps_products`` that a product
+    which a transposition alone reads takes its operands the other way round (`autopar.ir.transposed_products`);
+    ``hosted`` names inputs that are in host memory until they are read; ``host_results`` are, by loop, the numbers of
+    results that are there; ``on_host`` are ids of operators on hosts, ``skips_masked`` of attention that leaves scores
+    out; ``matmuls`` says of which tensor of a product blocks travel, ``in_steps`` that each message waits for a
+    product; ``callbacks`` says how Python is called.
     """
 
     operands: Mapping[str, tuple[Layout | None, ...]]
@@ -65,6 +68,7 @@ class Sharded:
     recomputes: bool = False
     orders_collectives: bool = False
     widened: bool = False
+    swaps_products: bool = False
     hosted: frozenset[str] = frozenset()
     host_results: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
     on_host: frozenset[str] = frozenset()
@@ -88,12 +92,14 @@ class Interpreter:
         prefix: ids of enclosing operators and regions, each followed by ``/``.
         phase: phase of the enclosing operator.
         barriers: of this graph, where the plan's decisions want some.
+        turned: results of products with swapped operands, in the order that a transposition reads, by the product's.
     """
 
     sharded: Sharded
     prefix: str = ""
     phase: str = "update"
     barriers: CollectiveBarriers | None = None
+    turned: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.sharded.orders_collectives and self.barriers is None:
@@ -230,11 +236,20 @@ class Interpreter:
             callbacks=self.sharded.callbacks,
         )
 
+        params_swapped = None if there else self._swapped(bound, graph, op)
+
         def apply(*operands: Any, dtype: Any = None) -> Sequence[Any]:
             params = bound.params if dtype is None else {**bound.params, "preferred_element_type": dtype}
             wide = all(v.type.dtype == "f32" for v in op.results) if dtype is None else dtype == jnp.float32
             if self.sharded.widened and op.primitive == "dot_general" and wide:
                 operands = tuple(o.astype(jnp.float32) for o in operands)
+            if op.primitive == "transpose" and op.operands[0] in self.turned:
+                return [self.turned.pop(str(op.operands[0]))]
+            if params_swapped is not None:
+                left = operands[0].ndim - len(params["dimension_numbers"][0][0])
+                (turned,) = bind(bound.primitive, params_swapped, operands[::-1])
+                self.turned[op.results[0].name] = turned
+                return [jnp.moveaxis(turned, range(-left, 0), range(left))]
             return localize(bound.primitive, params, list(operands), context)
 
         travels = self.sharded.matmuls.get(id, "")
@@ -250,6 +265,15 @@ class Interpreter:
             held = self.held(v.name, v.type, layout, array, age)
             held.away = there
             env[v.name] = held
+
+    def _swapped(self, bound: Bound, graph: Graph, op: Operator) -> dict[str, Any] | None:
+        """Parameters of a product with swapped operands, where a transposition alone reads it, in the layout it has."""
+        reader = graph.fact(transposed_products).get(op.id) if self.sharded.swaps_products else None
+        if reader is None or self.prefix + op.id in self.sharded.matmuls or band(op) is not None:
+            return None
+        wanted, results = self.sharded.operands[self.prefix + reader], self.sharded.results[self.prefix + op.id]
+        stays = wanted[0] in (None, results[0]) and self.prefix + reader not in self.sharded.on_host
+        return swapped(bound.params) if stays else None
 
     def _in_blocks(
         self, op: Operator, travels: str, env: Env, context: LocalContext, apply: Callable[..., Any]

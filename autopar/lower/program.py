@@ -89,6 +89,7 @@ def sharded(plan: Plan, platform: str, callbacks: Callbacks) -> Sharded:
         recomputes=not content.pipeline and content.stages[0].form.remat != "none",
         orders_collectives=platform == "cpu",
         widened=platform == "cpu",
+        swaps_products=platform == "cpu",
         hosted=frozenset(r.path for r in content.inputs if r.memory == "host"),
         host_results={r.id: r.host_results for r in content.operators if r.host_results},
         on_host=frozenset(r.id for r in content.operators if r.on_host),

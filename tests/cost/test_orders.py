@@ -44,11 +44,16 @@ def _product(spec, left, right):
     return _operator(lambda x, y: lax.dot_general(x, y, numbers), left, right)
 
 
+def test_of_a_product_with_swapped_operands_the_other_one_is_copied():
+    op, types = _product("bsi,bsj->ij", (*TOKENS, 16), (*TOKENS, 32))
+    assert reorders(op, types, swapped=True) == (Reorder(1, 32 * 4),)
+
+
 @pytest.mark.parametrize(
-    ("spec", "left", "right", "transposed", "expected"),
+    ("spec", "left", "right", "swapped", "expected"),
     [
-        ("bsi,bsj->ij", (*TOKENS, 16), (*TOKENS, 32), True, True),  # a weight's gradient, as jax writes it
-        ("bsi,bsj->ij", (*TOKENS, 16), (*TOKENS, 32), False, False),  # XLA turns the left one round itself
+        ("bsi,bsj->ij", (*TOKENS, 16), (*TOKENS, 32), True, False),  # XLA turns the left one round itself
+        ("bsi,bsj->ij", (*TOKENS, 16), (*TOKENS, 32), False, False),
         ("ji,jk->ik", (16, 8), (16, 4), True, True),
         ("ji,jk->ik", (16, 8), (16, 4), False, True),
         ("ij,jk->ik", (8, 16), (16, 4), False, False),
@@ -59,13 +64,13 @@ def _product(spec, left, right):
         ("bji,bjk->bik", (3, 16, 8), (3, 16, 4), True, False),
     ],
 )
-def test_products_whose_matrices_are_packed(spec, left, right, transposed, expected):
+def test_products_whose_matrices_are_packed(spec, left, right, swapped, expected):
     op, types = _product(spec, left, right)
-    assert [r.operand for r in packed(op, types, transposed=transposed)] == ([0, 1] if expected else [])
+    assert [r.operand for r in packed(op, types, swapped=swapped)] == ([0, 1] if expected else [])
 
 
-def test_xla_sums_over_the_first_dim_of_a_gradients_left_matrix():
-    # The fact about the compiler that `packed` is made of: it swaps the operands of what is transposed.
+def test_xla_folds_the_transposition_of_a_gradient_into_its_product():
+    # The fact about the compiler for which programs swap operands themselves (`autopar.ir.transposed_products`).
     def gradients(x, w):
         return jax.grad(lambda w: (jnp.sin(x @ w)).sum())(w)
 

@@ -68,14 +68,19 @@ def test_a_gradient_of_a_weight_reads_its_operand_in_another_order() -> None:
     assert _added_s(lambda x, w: x @ w, f32(*TOKENS, WIDTH), f32(WIDTH, 16), **figures) == 0
 
 
-def test_matrices_are_packed_for_a_gradient_that_is_transposed() -> None:
+def test_of_a_gradient_that_is_transposed_the_other_operand_is_copied() -> None:
     args = (f32(*TOKENS, WIDTH), f32(*TOKENS, 16))
     figures = {"reorder_efficiency": Curve(((PACKED_STRIDE_BYTES, 0.001), (PACKED_STRIDE_BYTES + 1, 1.0)))}
-    plain_s, packed_s = (_added_s(fn, *args, **figures) for fn in (_gradient, lambda x, y: _gradient(x, y).T))
-    # The copy is at the shorter stride too: it is of WIDTH floats.
+    plain_s, swapped_s = (_added_s(fn, *args, **figures) for fn in (_gradient, lambda x, y: _gradient(x, y).T))
     left, right = (4 * 4 * 64 * n for n in (WIDTH, 16))
     assert plain_s == pytest.approx(left / (1e10 * 0.001))
-    assert packed_s == pytest.approx((2 * left + right) / (1e10 * 0.001))
+    assert swapped_s == pytest.approx(right / (1e10 * 0.001))
+
+
+def test_both_matrices_of_a_gradient_of_rows_are_packed() -> None:
+    figures = {"reorder_efficiency": Curve(((PACKED_STRIDE_BYTES, 0.001), (PACKED_STRIDE_BYTES + 1, 1.0)))}
+    packed_s = _added_s(lambda x, y: jnp.tensordot(x, y, ((0,), (0,))), f32(256, WIDTH), f32(256, 16), **figures)
+    assert packed_s == pytest.approx(4 * 256 * (WIDTH + 16) / (1e10 * 0.001))
 
 
 def test_a_device_copies_its_pieces_of_what_is_split_and_the_whole_of_others() -> None:

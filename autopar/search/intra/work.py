@@ -23,6 +23,7 @@ from autopar.cost import (
 )
 from autopar.ir import Graph, Literal, Operator, TensorType, item_bytes
 from autopar.ir.primitives import TRANSCENDENTAL, is_fusible
+from autopar.ir.transposed_products import transposed_products
 from autopar.search.intra.attention import AttentionSite
 from autopar.search.intra.operators import OperatorOptions
 from autopar.search.intra.sharding_problem import ValueDraft
@@ -41,14 +42,12 @@ class Chains:
         self.types = graph.types
         self.shared: set[str] = {o.operand for o in graph.outputs if isinstance(o.operand, str)}
         taken: set[str] = set()
-        transposed: set[str] = set()
         for op in graph.operators:
             names = set(op.reads)
-            transposed |= names if op.primitive == "transpose" else set()
             self.shared |= names & taken
             taken |= names
-        #: What a transposition reads and nothing else.
-        self.transposed = transposed - self.shared
+        #: Ids of products whose programs have swapped operands.
+        self.swapped = frozenset(graph.fact(transposed_products))
 
     def read_bytes(self, name: str) -> float:
         """Bytes of what lies in memory that a value is computed from, no more of each than the value has itself."""
@@ -150,8 +149,9 @@ def with_order(
         return replace(work, function=op.primitive, elements=sum(v.type.size for v in op.results))
     if chains is None:
         return work
-    by_compiler = reorders(op, operand_types)
-    by_library = packed(op, operand_types, transposed=op.results[0].name in chains.transposed)
+    swapped = op.id in chains.swapped
+    by_compiler = reorders(op, operand_types, swapped=swapped)
+    by_library = packed(op, operand_types, swapped=swapped)
     read = [_read_bytes(op.operands[r.operand], chains) for r in by_compiler]
     read += [float(operand_types[r.operand].nbytes) for r in by_library]
     every = (*by_compiler, *by_library)

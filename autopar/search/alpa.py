@@ -260,6 +260,8 @@ def _by_relaxation(meshes: MeshSearch) -> Plan | Bounded:
     for mesh in meshes.meshes:
         problem.checkpoint()
         sharding_problem, fits = meshes.program(mesh), False
+        if not answers:
+            meshes.check_room(sharding_problem)
         if sharding_problem.broken:
             answers.append(_left_out(RelaxedMesh(sharding_problem, None, math.inf)))
             continue

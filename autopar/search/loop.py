@@ -25,7 +25,7 @@ from typing import TypeAlias
 from autopar.errors import InfeasiblePlanError, MicrobatchError
 from autopar.plan import Plan
 from autopar.search.clock import units_of
-from autopar.search.outcome import Bounded, Outcome, Planned
+from autopar.search.outcome import Bounded, NoRoomError, Outcome, Planned
 from autopar.search.policy import EffortPolicy
 from autopar.search.problem import Problem
 from autopar.search.trail import Region, outcome_of
@@ -297,5 +297,6 @@ def explored(problem: Problem, regions: Regions) -> Known:
         if left:
             problem.spend()
     if known.best is None:
-        raise known.failures[0] from None
+        failure = known.failures[0]
+        raise (failure.for_users() if isinstance(failure, NoRoomError) else failure) from None
     return known

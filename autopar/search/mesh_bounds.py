@@ -76,7 +76,10 @@ def all_relaxed(meshes: MeshSearch, cutoff_s: float = math.inf) -> list[RelaxedM
         try:
             for mesh in order:
                 problem.checkpoint()
-                relaxed_meshes[mesh] = thread.submit(relaxations.relaxed, meshes.program(mesh))
+                sharding_problem = meshes.program(mesh)
+                if mesh == order[0] and not problem.subproblem.ample_memory:
+                    meshes.check_room(sharding_problem)
+                relaxed_meshes[mesh] = thread.submit(relaxations.relaxed, sharding_problem)
                 if (
                     problem.subproblem.ample_memory
                     and mesh == order[0]

@@ -32,12 +32,13 @@ from autopar.search.intra.memory import IN_FLIGHT
 from autopar.search.intra.overlap_objective import TimedSolution, improve_overlap, step_s
 from autopar.search.intra.thresholds import with_thresholds
 from autopar.search.intra.timeline import details_of
+from autopar.search.outcome import NoRoomError
 from autopar.search.problem import Problem
 from autopar.search.problem_data import without_room
 from autopar.solver import ChoiceProblem, HighsSolver, Solution, is_feasible, solve, solve_relaxed
 from autopar.solver.goal import Goal
 from autopar.solver.highs import MOST_NODES
-from autopar.solver.memory import memory_floor
+from autopar.solver.memory import evenly_split_bytes, memory_floor
 from autopar.solver.meter import Meter
 from autopar.solver.solve import LARGE
 
@@ -103,6 +104,19 @@ class MeshSearch:
             built = with_in_flight(known.sharding_problem, known.in_flight, in_flight)
             limited = replace(built.problem, limit_bytes=float(problem.memory_limit_bytes), meter=problem.meter)
             return replace(built, problem=limited)
+
+    def check_room(self, sharding_problem: ShardingProblem) -> None:
+        """Raises `NoRoomError` where the statement of one mesh says that none has room.
+
+        Where the error is to say how much memory would do, the other meshes are stated first.
+        """
+        problem = self.problem
+        if problem.reporting.explains_infeasible or sharding_problem.broken:
+            return
+        least = evenly_split_bytes(sharding_problem.problem.usages, problem.cluster.num_devices)
+        if least > problem.memory_limit_bytes:
+            error = infeasible(problem, [sharding_problem])
+            raise NoRoomError(error.fact, cause=error.cause, remedy=error.remedy, least_bytes=math.ceil(least))
 
     def relaxed(
         self, sharding_problem: ShardingProblem, cutoff_s: float = math.inf, gap: float | None = None

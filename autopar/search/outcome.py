@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
+from autopar.errors import InfeasiblePlanError
+
 
 @dataclass(frozen=True)
 class Planned:
@@ -67,6 +69,16 @@ class LeftOut:
     """
 
     rule: str
+
+
+class NoRoomError(InfeasiblePlanError):
+    """No layout fits the memory, on any mesh of these devices: equal pieces of all values do not."""
+
+    def for_users(self) -> InfeasiblePlanError:
+        """The error as users are told of it."""
+        return InfeasiblePlanError(
+            self.fact, least_bytes=self.least_bytes, cause=self.cause, remedy=self.remedy, source=self.source
+        )
 
 
 Outcome: TypeAlias = Planned | Bounded | TooLarge | Impossible | LeftOut

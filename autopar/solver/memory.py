@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,7 @@ from autopar.solver.base import SolverError
 from autopar.solver.evaluate import maximal_times, peak_bytes, profile, usage_profile, within
 from autopar.solver.integer_program import least_peak_program
 from autopar.solver.presolve import reduce_problem
-from autopar.solver.problem import Array, ChoiceProblem
+from autopar.solver.problem import Array, ChoiceProblem, Usage
 from autopar.solver.pulp_highs import run_highs
 
 _ROWS_A_ROUND = 6
@@ -47,6 +48,21 @@ def memory_floor(problem: ChoiceProblem) -> float:
         return math.inf
     least = [float(u.bytes[allowed[u.node]].min()) for u in problem.usages]
     return float(profile(problem.usages, least)[1].max(initial=0.0))
+
+
+def evenly_split_bytes(usages: Sequence[Usage], devices: int) -> float:
+    """Bytes a device that the usages need at some time at least, on any mesh of so many devices.
+
+    A usage takes at least an equal piece of what it takes where it is whole, and nothing where some strategy takes
+    nothing: max_t sum_{v live at t} min(min_s usage[v][s], max_s usage[v][s] / devices).
+
+    Args:
+        usages: of a problem on one mesh, whatever the costs of its strategies.
+        devices: of the mesh.
+    """
+    arrays = {id(u.bytes): u.bytes for u in usages}  # many share one
+    least = {identity: float(min(bytes.min(), bytes.max() / devices)) for identity, bytes in arrays.items()}
+    return float(profile(usages, [least[id(u.bytes)] for u in usages])[1].max(initial=0.0))
 
 
 def least_memory(

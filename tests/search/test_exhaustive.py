@@ -15,9 +15,15 @@ from autopar.api.options import ParallelOptions
 from autopar.cli import main
 from autopar.cluster import Cluster
 from autopar.errors import AutoparError
+from autopar.plan import Plan
+from autopar.search import Problem
+from autopar.search.anytime import Incumbent, SearchEndedError
+from autopar.search.pipeline.isomorphic_stages import StagePlanner
 from autopar.search.policy import EFFORTS, EffortPolicy, SearchPolicy, with_effort, without_estimates
+from autopar.search.store import Store
+from autopar.solver.meter import Work
 from examples import mlp
-from tests.search.problems import toy
+from tests.search.problems import problem_of, toy
 
 #: Times the step of the exhaustive search that the default may take.
 NEAR = 1.05
@@ -83,6 +89,26 @@ def test_a_spent_budget_ends_with_the_best_plan_and_its_bound():
     assert first.to_json() == again.to_json()
     whole = ParallelFunction(fn, replace(options, policy=replace(policy, effort=EffortPolicy(gap=0.0, budget=None))))
     assert whole.plan(*args).search.work > first.search.work
+
+
+def test_a_spent_budget_ends_before_the_next_stage_is_planned():
+    fn, args = mlp.build(abstract=True, layers=1)
+    plan = autopar.parallelize(fn, cluster=toy(1)).plan(*args)
+    problem = problem_of(fn, args, toy(1))
+    problem.meter.add(Work.PARTS, 1)
+    planned: list[Problem] = []
+
+    def intra(stage: Problem) -> Plan:
+        planned.append(stage)
+        return plan
+
+    incumbent = Incumbent(budget=1)
+    watched = replace(problem, anytime=incumbent)
+    assert StagePlanner(intra).plan(watched, "stage 1") == plan.content and planned  # the first plan is waited for
+    incumbent.offer(plan)
+    with pytest.raises(SearchEndedError, match="budget of 1 work units"):
+        StagePlanner(intra).plan(replace(watched, store=Store()), "stage 2")
+    assert len(planned) == 1
 
 
 def test_the_command_line_knows_it():

@@ -15,8 +15,10 @@ from autopar.ir import Layout
 from autopar.plan import Plan
 from autopar.search import Manual, Problem, alpa, mesh_search
 from autopar.search.intra import build, extract
+from autopar.search.mesh_bounds import with_relaxation_only
+from autopar.search.outcome import NoRoomError
 from autopar.solver import peak_bytes, solve
-from autopar.solver.memory import memory_floor
+from autopar.solver.memory import evenly_split_bytes, memory_floor
 from examples import gpt, mlp, moe
 from tests.search.problems import f32, problem_of, toy
 
@@ -209,6 +211,34 @@ def test_copies_of_each_phase_need_no_less_at_least(build_step, sizes):
     for mesh in problem.cluster.logical_meshes():
         shared, own = (memory_floor(build(problem, mesh, split_phases=s).problem) for s in (False, True))
         assert 0 < shared <= own
+
+
+@pytest.mark.parametrize(
+    ("build_step", "sizes"),
+    [(mlp.build, {"optimizer": "adam"}), (moe.build, {}), (gpt.build, {"scan": True, "layers": 2})],
+    ids=["mlp", "moe", "scanned gpt"],
+)
+@pytest.mark.parametrize("split_phases", (False, True))
+def test_equal_pieces_need_no_more_than_any_mesh(build_step, sizes, split_phases):
+    """What one mesh says of equal pieces is below the least of every mesh of as many devices."""
+    fn, args = build_step("tiny", abstract=True, **sizes)
+    problem = problem_of(fn, args, toy(8))
+    built = [build(problem, mesh, split_phases=split_phases).problem for mesh in problem.cluster.logical_meshes()]
+    least = [evenly_split_bytes(choices.usages, 8) for choices in built]
+    assert len(least) > 1 and 0 < max(least) <= min(map(memory_floor, built))
+
+
+def test_what_has_no_room_in_equal_pieces_is_stated_on_one_mesh(monkeypatch):
+    fn, args = mlp.build("tiny", abstract=True)
+    stated = []
+    monkeypatch.setattr(mesh_search, "build", lambda *a, **k: (stated.append(a), build(*a, **k))[1])
+    for relaxes in (False, True):
+        problem = problem_of(fn, args, toy(8), memory_limit_bytes=1000, explains_infeasible=False)
+        stated.clear()
+        with pytest.raises(NoRoomError) as told:
+            alpa(with_relaxation_only(problem) if relaxes else problem)
+        assert len(stated) == 1 < len(problem.cluster.logical_meshes())
+        assert told.value.least_bytes > 1000
 
 
 @pytest.mark.slow

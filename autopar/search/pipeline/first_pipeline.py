@@ -14,7 +14,7 @@ from autopar.errors import InfeasiblePlanError, MicrobatchError, ScheduleError
 from autopar.microbatch import batch_size
 from autopar.plan import Plan
 from autopar.search.clock import Clock
-from autopar.search.outcome import Bounded
+from autopar.search.outcome import Bounded, NoRoomError
 from autopar.search.pipeline.candidates import (
     Candidate,
     CuttableStep,
@@ -61,7 +61,10 @@ def first_plan(step: CuttableStep, clock: Clock) -> tuple[Plan, Candidate] | Non
         return None
     with clock.phase("first plan"):
         for candidate in even_candidates(problem, step.source):
-            plan = relaxed_pipeline(step, candidate, any_that_fits=True)
+            try:
+                plan = relaxed_pipeline(step, candidate, any_that_fits=True)
+            except NoRoomError:
+                continue
             if plan is not None:
                 return plan, replace(candidate, schedule=None)
     return None

@@ -72,6 +72,7 @@ class StagePlanner:
         operators = len(stage_problem.graph.operators)
         stage_problem.log(f"planning {what}: {counted(operators, 'operator')} on {stage_problem.cluster}")
         stage_problem.checkpoint()
+        stage_problem.spend()
         submitted = self.submitted.get((key, room))
 
         def planned(meter: Meter) -> PlanContent | Bounded:

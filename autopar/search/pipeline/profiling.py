@@ -404,6 +404,7 @@ class LayerProfiler:
         self, submesh: Submesh, shape: tuple[int, ...] | None, meter: Meter
     ) -> tuple[LayerCosts, tuple[int, ...]]:
         self.problem.checkpoint()
+        self.problem.spend()
         problem = replace(self.problem, meter=meter)
         part, n = self.part(submesh), len(self.layers.members)
         self.problem.log(f"pricing {n} layers, {len(self.representatives)} of them different, on {part}")

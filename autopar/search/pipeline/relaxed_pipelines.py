@@ -11,7 +11,7 @@ import msgspec
 from autopar.errors import InfeasiblePlanError, ScheduleError
 from autopar.plan import Plan, PlanContent
 from autopar.search.mesh_bounds import with_relaxation_only
-from autopar.search.outcome import Bounded
+from autopar.search.outcome import Bounded, NoRoomError
 from autopar.search.pipeline.candidates import Candidate, CuttableStep, in_other_microbatches
 from autopar.search.pipeline.plan_candidate import plan_candidate
 
@@ -20,6 +20,8 @@ def relaxed_pipeline(
     step: CuttableStep, candidate: Candidate, *, any_that_fits: bool = False, cutoff_s: float = math.inf
 ) -> Plan | None:
     """The plan of a candidate by the relaxation of each kind of stage; None where none finds what fits and is faster.
+
+    Raises `NoRoomError` where a stage has no room, however it is planned.
 
     Args:
         step: the whole.
@@ -32,6 +34,8 @@ def relaxed_pipeline(
     try:
         relaxed = replace(candidate, shares_plans=True)
         plan = plan_candidate(replace(step, problem=hasty), relaxed, cutoff_s=cutoff_s)
+    except NoRoomError:
+        raise
     except (InfeasiblePlanError, ScheduleError):
         return None
     if isinstance(plan, Bounded):
@@ -48,11 +52,13 @@ class RelaxedPipelines:
         step: the whole.
         plans: with what they are of, in the order in which they were made.
         tried: candidates that were relaxed.
+        without_room: of these, those that no exact plan has room for either, with why.
     """
 
     step: CuttableStep
     plans: list[tuple[Plan, Candidate]] = field(default_factory=list)
     tried: list[Candidate] = field(default_factory=list)
+    without_room: dict[Candidate, NoRoomError] = field(default_factory=dict)
 
     def fastest(self) -> tuple[Plan, Candidate] | None:
         """The fastest with what it is of; None where there is none."""
@@ -72,7 +78,11 @@ class RelaxedPipelines:
             self.step.problem.spend()
             self.tried.append(candidate)
             cutoff_s = (1 - least_gain) * min((plan.step_time for plan, _ in self.plans), default=math.inf)
-            plan = relaxed_pipeline(self.step, candidate, cutoff_s=cutoff_s)
+            try:
+                plan = relaxed_pipeline(self.step, candidate, cutoff_s=cutoff_s)
+            except NoRoomError as error:
+                self.without_room[candidate] = error
+                continue
             if plan is not None and (not least_gain or plan.step_time < cutoff_s):
                 self.plans.append((plan, candidate))
 

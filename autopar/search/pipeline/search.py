@@ -158,7 +158,9 @@ def _of_the_fastest_relaxed(search: PipelineSearch, trials: Trials[PipelineTrial
                 best = relaxed.fastest()
         if best is not None:
             return _exactly(search, trials, *best)
-        plans = trials.run(map(PipelineTrial, candidates_of_round), seconds=seconds_of)
+        without_room = {c: relaxed.without_room[c] for c in candidates_of_round if c in relaxed.without_room}
+        trials.failures.update({PipelineTrial(c): error for c, error in without_room.items()})
+        plans = trials.run((PipelineTrial(c) for c in candidates_of_round if c not in without_room), seconds=seconds_of)
         if plans:
             break
     return plans

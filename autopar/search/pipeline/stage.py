@@ -22,7 +22,8 @@ from autopar.plan import PlanContent, StepForm
 from autopar.plan.text import bytes_text
 from autopar.recompute import Level, Phases, select
 from autopar.search.intra.host import share_bytes
-from autopar.search.outcome import Bounded
+from autopar.search.outcome import Bounded, NoRoomError
+from autopar.search.pipeline import no_room
 from autopar.search.pipeline.isomorphic_stages import StagePlanner, renamed_content
 from autopar.search.pipeline.memory import stage_bytes
 from autopar.search.pipeline.search_space import is_small
@@ -135,8 +136,12 @@ def plan_stage(placed: PlacedStage, shared: StagePlanner, cutoff_s: float = math
     """
     shape, asked = _first_shape(placed, shared), _shape_asked_for(placed)
     if shape != asked:
-        with contextlib.suppress(InfeasiblePlanError):
+        try:
             return _on_mesh(placed, shape, shared, cutoff_s)
+        except NoRoomError:
+            raise
+        except InfeasiblePlanError:
+            pass
     return _on_mesh(placed, asked, shared, cutoff_s)
 
 
@@ -215,7 +220,12 @@ def _on_mesh(
     """`plan_stage` on the logical mesh of a shape, or on all of them."""
 
     def attempt(form: StepForm, cutoff_s: float, explain: bool) -> _PlannedForm | Bounded:
-        at_level = _at_level(placed, form, shape, shared, cutoff_s)
+        no_room.check_known(placed, form)
+        try:
+            at_level = _at_level(placed, form, shape, shared, cutoff_s)
+        except NoRoomError as error:
+            no_room.keep(placed, form, error)
+            raise
         if isinstance(at_level, Bounded):
             return at_level
         content, free = at_level
@@ -229,7 +239,8 @@ def _on_mesh(
     if not plans:
         if trials.bounded is not None:
             return trials.bounded
-        raise [*trials.impossible.values(), *trials.failures.values()][-1]
+        errors = [*trials.impossible.values(), *trials.failures.values()]
+        raise next((error for error in reversed(errors) if not isinstance(error, NoRoomError)), errors[-1])
     best = min(plans, key=_seconds)
     for dims in () if shared.relaxed else _paddings(placed, best):
         plans = trials.run([structs.replace(best.form, padded=dims)], cutoff_s=best.seconds, seconds=_seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from dataclasses import replace
 
@@ -11,7 +12,10 @@ import pytest
 
 import autopar
 from autopar.errors import InfeasiblePlanError
+from autopar.search import mesh_search
+from autopar.search.intra import build
 from autopar.search.one_stage import OneStagePlanner
+from autopar.search.outcome import NoRoomError
 from autopar.search.pipeline import stage, whole_steps
 from autopar.search.pipeline.candidates import Candidate, CuttableStep
 from autopar.search.pipeline.first_pipeline import even_candidates, has_equal_stages, other_even_candidates
@@ -20,9 +24,10 @@ from autopar.search.pipeline.relaxed_pipelines import limit_cost, may_gain, rela
 from autopar.search.policy import SearchPolicy, SizePolicy
 from autopar.search.several_stages import SeveralStages
 from autopar.search.store import Store
+from autopar.solver.memory import evenly_split_bytes
 from examples import mlp
 from tests.search.inter.test_busy import content_of
-from tests.search.problems import toy, with_policy
+from tests.search.problems import problem_with, toy, with_policy
 
 #: Every step is as a large one.
 LARGE = SearchPolicy(sizes=SizePolicy(tiny_operators=0, few_operators=0, small_operators=0))
@@ -76,6 +81,51 @@ def test_a_relaxed_pipeline_ends_once_its_stages_take_as_long(layered):
     assert 1 <= len(stages) < needed
     in_time = relaxed_pipeline(CuttableStep(another, layered.source, intra), first, cutoff_s=1.5 * whole.step_time)
     assert in_time is not None and in_time.step_time == pytest.approx(whole.step_time)
+
+
+@pytest.mark.parametrize("relaxes", (False, True))
+def test_a_stage_without_room_is_not_stated_again_in_fewer_microbatches(layered, monkeypatch, relaxes):
+    first = next(even_candidates(layered, layered.source))
+    assert first.count == 16
+    stated = []
+    monkeypatch.setattr(mesh_search, "build", lambda *a, **k: (stated.append(a), build(*a, **k))[1])
+    step = CuttableStep(problem_with(layered, memory_limit_bytes=20_000), layered.source, autopar.search.alpa)
+    plan = relaxed_pipeline if relaxes else plan_candidate
+    with pytest.raises(NoRoomError):
+        plan(step, first)
+    assert stated
+    for fewer in (16, 8, 2):
+        stated.clear()
+        with pytest.raises(NoRoomError):
+            plan(step, replace(first, count=fewer))
+        assert not stated
+    for other in (1, 32):
+        stated.clear()
+        with pytest.raises(NoRoomError):
+            plan(step, replace(first, count=other))
+        assert stated
+    roomy = replace(step, problem=problem_with(step.problem, memory_limit_bytes=10**9))
+    assert isinstance(plan(roomy, first), autopar.Plan)
+
+
+def test_stages_hold_no_less_in_fewer_microbatches(layered, monkeypatch):
+    """Equal pieces of all values, by the statement of each stage with what is in flight."""
+    stated = []
+    monkeypatch.setattr(mesh_search, "build", lambda *a, **k: (stated.append((a[0], build(*a, **k))), stated[-1][1])[1])
+    first = next(even_candidates(layered, layered.source))
+    least = {}
+    for count in (2, 4, 8, 16):
+        stated.clear()
+        step = CuttableStep(replace(layered, store=Store()), layered.source, autopar.search.alpa)
+        assert isinstance(plan_candidate(step, replace(first, count=count)), autopar.Plan)
+        least[count] = {
+            (problem.graph.name, problem.subproblem.extra_in_flight > 0): evenly_split_bytes(made.problem.usages, 1)
+            for problem, made in stated
+        }
+    for fewer, more in itertools.pairwise(least):
+        assert least[fewer].keys() & least[more].keys()
+        for key in least[fewer].keys() & least[more].keys():
+            assert least[fewer][key] >= least[more][key], (key, least)
 
 
 def test_stages_are_planned_for_the_schedule_in_which_the_relaxed_one_is_the_fastest(monkeypatch):

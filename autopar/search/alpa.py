@@ -200,7 +200,7 @@ class _Answers:
             useless = [a.solution.lower_bound for a in every if a.solution.lower_bound >= known_s]
             if any(map(math.isfinite, useless)):
                 return Bounded(_BOUND_OF_MESHES, min(useless))
-        plan = self.meshes.plan(every, "alpa", self.meshes.improved)
+        plan = self.meshes.plan(every, "alpa", improves=True)
         offered = min(self.offers, key=lambda plan: plan.step_time, default=None)
         plan = faster_by(plan, offered, self.meshes.problem.policy.effort.least_gain)
         shared = self._with_shared_examples(relaxed_meshes, plan)

@@ -16,8 +16,9 @@ by limit: a stage that is relaxed may be planned.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from autopar.cluster import LogicalMesh
 from autopar.errors import InfeasiblePlanError
@@ -231,12 +232,20 @@ class MeshSearch:
                 goal=Goal(self._gap(gap), cutoff_s, alone=problem.is_alone),
             )
 
-    def improved(self, choices: ChoiceProblem, start: tuple[int, ...]) -> Solution:
-        """A choice that is at least as cheap as ``start``, without a proof: of large problems by relaxation."""
+    def improved(self, choices: ChoiceProblem, start: tuple[int, ...], *, binds: bool = False) -> Solution:
+        """A choice that is at least as cheap as ``start``, without a proof: of large problems by relaxation.
+
+        Args:
+            choices: the problem.
+            start: a choice that fits; empty for none.
+            binds: whether the limit of the same choices at other costs bound: then only relaxations within it are made.
+        """
         goal = Goal(self.problem.policy.effort.estimate_gap)
-        free = (
-            solve_relaxed(replace(choices, limit_bytes=None), goal, start or None) if choices.columns > LARGE else None
-        )
+        if choices.columns <= LARGE:
+            return self.solved(choices, binds=True)
+        if binds:
+            return solve_relaxed(choices, goal, start or None) or self.solved(choices, binds=True)
+        free = solve_relaxed(replace(choices, limit_bytes=None), goal, start or None)
         if free is None:
             return self.solved(choices, binds=True)
         if is_feasible(choices, free.choice):
@@ -252,14 +261,15 @@ class MeshSearch:
         self,
         answers: Sequence[MeshSolution],
         name: str,
-        improve: Callable[[ChoiceProblem, tuple[int, ...]], Solution] | None = None,
+        *,
+        improves: bool = False,
     ) -> Plan:
         """The plan of the answer of the shortest step.
 
         Args:
             answers: on meshes.
             name: of the strategy.
-            improve: solves the problem of the best mesh again with what computation hides; None leaves it.
+            improves: whether the problem of the best mesh is solved again with what computation hides.
 
         Raises:
             InfeasiblePlanError: none of them has a choice.
@@ -281,7 +291,8 @@ class MeshSearch:
                 key=lambda ranked: ranked[:2],
             )
             taken = TimedSolution(first.solution, sharding)
-            if improve is not None:
+            if improves:
+                improve = partial(self.improved, binds=first.sharding_problem.memory_bound)
                 taken = improve_overlap(problem, first.sharding_problem, taken, improve)
             sharding = with_thresholds(problem, first.sharding_problem, taken.solution.choice, taken.sharding)
             considered = tuple(

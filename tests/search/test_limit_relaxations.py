@@ -7,15 +7,17 @@ from typing import Any
 
 import pytest
 
-from autopar.cluster import LogicalMesh
+from autopar.cluster import Cluster, LogicalMesh
+from autopar.search import mesh_search
 from autopar.search.alpa import alpa
 from autopar.search.intra import ShardingProblem
 from autopar.search.mesh_bounds import LimitRelaxations, all_relaxed, relaxations_within_limit
 from autopar.search.mesh_search import MeshSearch
+from autopar.search.outcome import Bounded
 from autopar.search.problem import Problem
-from autopar.solver import Solution, Status
+from autopar.solver import ChoiceProblem, Solution, Status, is_feasible
 from examples import mlp
-from tests.search.problems import problem_of, toy
+from tests.search.problems import problem_of, problem_with, toy
 
 
 def _short(limit: int = 18_000) -> Problem:
@@ -88,3 +90,39 @@ def test_a_mesh_is_useless_by_the_bounds_of_both_forms() -> None:
 def _short_split() -> ShardingProblem:
     problem = _short()
     return all_relaxed(MeshSearch(problem))[0].sharding_problem
+
+
+@pytest.mark.parametrize("binds", (False, True))
+def test_an_answer_that_the_limit_bound_is_improved_within_it(binds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits, plain = list[float | None](), mesh_search.solve_relaxed
+
+    def relaxed(choices: ChoiceProblem, *more: Any) -> Solution | None:
+        limits.append(choices.limit_bytes)
+        return plain(choices, *more)
+
+    monkeypatch.setattr(mesh_search, "solve_relaxed", relaxed)
+    monkeypatch.setattr(mesh_search, "LARGE", 0)
+    meshes = MeshSearch(_short())
+    choices = meshes.program(meshes.meshes[0]).problem
+    improved = meshes.improved(choices, (), binds=binds)
+    assert is_feasible(choices, improved.choice)
+    assert set(limits) == ({choices.limit_bytes} if binds else {None, choices.limit_bytes})
+
+
+@pytest.mark.parametrize("share", (0.9, 1.0))
+def test_plans_are_improved_within_the_limit_where_it_bound(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    said, plain = list[bool](), MeshSearch.improved
+
+    def improved(self: MeshSearch, *some: Any, binds: bool = False) -> Solution:
+        said.append(binds)
+        return plain(self, *some, binds=binds)
+
+    monkeypatch.setattr(MeshSearch, "improved", improved)
+    fn, args = mlp.build(abstract=True, layers=2, hidden=4096, batch=1024)
+    problem = problem_of(fn, args, Cluster.load("dgx-a100", nodes=1))
+    roomy = alpa(problem)
+    assert not isinstance(roomy, Bounded) and not said[0]
+    said.clear()
+    plan = alpa(problem_with(problem, memory_limit_bytes=int(share * roomy.peak_memory)))
+    assert not isinstance(plan, Bounded)
+    assert said[0] is plan.content.memory_bound is (share < 1)

@@ -51,7 +51,7 @@ def build(problem: Problem, mesh: LogicalMesh, *, split_phases: bool = False) ->
     offered = offloading(problem)
     split = split_phases or problem.subproblem.separate_programs
     space = SpaceSplits.of(mesh, graph, constraints.values())
-    b = Builder(mesh, problem.cost_model, tables_of(problem, mesh), split, offered, problem.job.donated, space)
+    b = Builder(tables_of(problem, mesh), split, offered, problem.job.donated, space)
     readers = Counter(o for op in graph.operators for o in set(op.reads))
     sliced = {o for op in graph.operators if op.primitive == "scan" for o in op.reads}
     replaced = {o.updates for o in graph.outputs}

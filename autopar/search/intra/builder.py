@@ -123,9 +123,7 @@ class Builder:
     """A `ChoiceProblem` under construction.
 
     Args:
-        mesh: the logical mesh.
-        cost: prices.
-        tables: of the mesh under these prices.
+        tables: of the logical mesh under the prices.
         split_phases: whether forward and backward make their own copies of a value.
         offered: what may lie in host memory.
         donated: inputs whose buffers the step may reuse.
@@ -137,17 +135,15 @@ class Builder:
 
     def __init__(
         self,
-        mesh: LogicalMesh,
-        cost: CostModel,
         tables: MeshTables,
         split_phases: bool,
         offered: Offloading = NOTHING,
         donated: Collection[str] = (),
         space: SpaceSplits | None = None,
     ) -> None:
-        self.mesh = mesh
-        self.space = space or SpaceSplits(mesh)
-        self.cost = cost
+        self.mesh = tables.layouts.mesh
+        self.space = space or SpaceSplits(self.mesh)
+        self.cost: CostModel = tables.layouts.cost
         self.split_phases = split_phases
         self.tables = tables
         self.layouts = tables.layouts

@@ -183,6 +183,11 @@ def place(first: Operator, makers: Mapping[str, Operator], placed: dict[str, Ope
             placed.setdefault(op.id, op)
 
 
+def state_bytes(graph: Graph) -> int:
+    """Bytes of parameters and of the state of the optimizer, as a step is given them."""
+    return sum(i.type.nbytes for i in graph.inputs if i.role in ("parameter", "optimizer"))
+
+
 def gradient_bytes(graph: Graph) -> int:
     """Bytes of gradients: what the backward pass hands to the rest, at most those of the parameters that are updated.
 

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from autopar.errors import InfeasiblePlanError
-from autopar.ir.analysis import gradient_bytes, unread_effects
+from autopar.ir.analysis import gradient_bytes, state_bytes, unread_effects
 from autopar.plan import StepForm
 from autopar.schedule import factory_named
 from autopar.schedule.branches import Branches
@@ -165,8 +165,8 @@ class Decision(StepProblem):
         problem = self.problem
         if problem.job.offload != "none":
             return None
-        state = sum(i.type.nbytes for i in problem.graph.inputs if i.role in ("parameter", "optimizer"))
-        least = math.ceil((state + problem.graph.fact(gradient_bytes)) / problem.cluster.num_devices)
+        held = problem.graph.fact(state_bytes) + problem.graph.fact(gradient_bytes)
+        least = math.ceil(held / problem.cluster.num_devices)
         missing = least - problem.memory_limit_bytes
         what = "parameters, optimizer state and gradients, shared by all devices"
         return TooLarge(what, missing) if missing > 0 else None

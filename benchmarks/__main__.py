@@ -113,6 +113,7 @@ BENCHMARKS: Mapping[str, Callable[[bool, Say], Report]] = MappingProxyType(
     "--seed", default=0, help="Of the contest's solver, of what `drawn` and `batches` draw, and the first of `stale`."
 )
 @click.option("--cases", default=drawn.CASES, help="How many problems `drawn` draws, and batch sizes `batches`.")
+@click.option("--cluster", type=click.Path(exists=True, path_type=Path), help="Cluster file that `spatial` plans for.")
 @click.option("--first", default=0, help="Number of the first of them.")
 @click.option("--compare/--no-compare", default=True, help="Whether `drawn` plans what is asked for by name too.")
 @click.option("--cpu-limit-s", default=drawn.CPU_LIMIT_S, help="CPU seconds after which `drawn` gives a plan up.")
@@ -131,6 +132,7 @@ def main(
     instances: str,
     seed: int,
     cases: int,
+    cluster: Path | None,
     first: int,
     compare: bool,
     cpu_limit_s: float,
@@ -161,7 +163,7 @@ def main(
         "sanity": partial(sanity.run, seed=seed, cases=cases),
         "soak": partial(soak.run, minutes=minutes, pause_s=pause_s),
         "soak_hosts": partial(soak_hosts.run, minutes=minutes, pause_s=pause_s),
-        "spatial": partial(spatial.run, seed=seed, count=cases),
+        "spatial": partial(spatial.run, seed=seed, count=cases, file=cluster),
         "stale": partial(stale.run, seed=seed),
         "thresholds": partial(thresholds.run, seed=seed, first=first, cases=cases),
         "verified": partial(verified.run, **chosen),

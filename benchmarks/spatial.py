@@ -1,10 +1,10 @@
 """Bytes and CPU seconds of drawn convolution nets with few images, as shares of those of the best split by hand.
 
-``python -m benchmarks spatial [--seed N] [--cases N]`` draws nets by a seed: U-Nets, nets for video, denoisers and
-chains of convolutions without padding, of 1 to 8 images at three resolutions. Each is compiled for eight CPU devices
-as planned, and by `jax.jit` with each split by hand: examples, rows, columns, pairs of these, and channels. One parser
-reads all programs, as in `benchmarks.family_bytes`. The programs that send least then run in turns, in CPU seconds of
-all threads together: as planned for this machine (`benchmarks.family_times`) and by hand.
+``python -m benchmarks spatial [--seed N] [--cases N] [--cluster FILE]`` draws nets by a seed: U-Nets, nets for video,
+denoisers and chains of convolutions without padding, of 1 to 8 images at three resolutions. Each is compiled for eight
+CPU devices as planned, and by `jax.jit` with each split by hand: examples, rows, columns, pairs of these, and channels.
+One parser reads all programs, as in `benchmarks.family_bytes`. The programs that send least then run in turns, in CPU
+seconds of all threads together: as planned for this machine (`benchmarks.family_times`) and by hand.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -255,9 +257,10 @@ def measure(case: SpatialCase, cluster: Cluster | None) -> Row:
     return row
 
 
-def run(quick: bool, say: Say, seed: int = 0, count: int = 8) -> Report:
-    """The benchmark; ``quick`` measures the bytes of one net."""
-    cluster = None if quick else family_times.measured_cluster()
+def run(quick: bool, say: Say, seed: int = 0, count: int = 8, file: Path | None = None) -> Report:
+    """The benchmark; ``quick`` measures the bytes of one net, ``file`` is what `autopar calibrate` wrote."""
+    measured = family_times.measured_cluster if file is None else partial(Cluster.load, file)
+    cluster = None if quick else measured()
     rows = []
     for case in drawn(seed, 1 if quick else count):
         rows.append(measure(case, cluster))

@@ -301,7 +301,9 @@ def _partitioned_share(answer: Answer) -> float:
 class Works:
     """Adds up seconds by kind of work, which plans tell of graphs with a loop over microbatches.
 
-    "weight" is that part of "backward" that no other stage waits for: gradients of parameters.
+    "weight" is that part of "backward" that no other stage waits for: gradients of parameters. Each loop over layers,
+    and what is outside of them, takes what device and host take together: a host that starts the many small kernels
+    of layers no faster than these run is not ahead of the few large ones of a loss.
 
     Args:
         graph: what was planned.
@@ -313,7 +315,8 @@ class Works:
         self.cost = cost
         self.loops = StageLoops(graph)
         self.seconds: dict[str, float] = {"forward": 0.0, "backward": 0.0, "update": 0.0, "weight": 0.0}
-        self.host_s: dict[str, float] = defaultdict(float)
+        self.device_s: dict[tuple[str, str], float] = defaultdict(float)
+        self.host_s: dict[tuple[str, str], float] = defaultdict(float)
         self.besides_s: dict[str, float] = defaultdict(float)
         self.sent = _sent(self.loops)
         self.meeting = _made_once(graph, met)
@@ -324,6 +327,7 @@ class Works:
         """``seconds`` of the operator ``id``."""
         kind = self._kind(id, phase)
         self.seconds[kind] += seconds
+        self.device_s[kind, self.loops.layers(id)] += seconds
         if kind == "backward" and self.loops.outermost(id) not in self.sent:
             self.seconds["weight"] += seconds
 
@@ -331,14 +335,17 @@ class Works:
         """The host starts an operator, as often as it runs, if it is a kernel of its own or ends one; see `ends_of`."""
         if site.id in ends:
             each_s = self.cost.start_s(backward=site.phase == "backward")
-            self.host_s[self._kind(site.id, site.phase)] += site.weight * each_s
+            self.host_s[self._kind(site.id, site.phase), self.loops.layers(site.id)] += site.weight * each_s
 
     def add_cost(self, more: ProgramCost) -> float:
         """Adds what a program takes beyond what was traced; returns its seconds but for those of the host."""
-        if more.of != "device":
-            of = self.host_s if more.of == "host" else self.besides_s
-            of[self._kind(more.consumer, more.phase)] += more.seconds
-            return 0.0 if more.of == "host" else more.seconds
+        kind = self._kind(more.consumer, more.phase)
+        if more.of == "host":
+            self.host_s[kind, self.loops.layers(more.consumer)] += more.seconds
+            return 0.0
+        if more.of == "neither":
+            self.besides_s[kind] += more.seconds
+            return more.seconds
         self.add(more.consumer, more.phase, more.seconds)
         return more.seconds
 
@@ -350,14 +357,22 @@ class Works:
     @property
     def stall_s(self) -> float:
         """Seconds that devices wait for the host."""
-        kinds = [k for k in self.seconds if k != "weight"]
-        return sum(self.cost.together_s(self.seconds[k], self.host_s[k]) - self.seconds[k] for k in kinds)
+        return sum(self._stalls_s().values())
+
+    def _stalls_s(self) -> dict[str, float]:
+        """Seconds by kind of work that devices wait for the host."""
+        stalls_s: dict[str, float] = defaultdict(float)
+        for kind, loop in sorted({*self.device_s, *self.host_s}):
+            device_s = max(0.0, self.device_s[kind, loop])
+            stalls_s[kind] += self.cost.together_s(device_s, max(0.0, self.host_s[kind, loop])) - device_s
+        return stalls_s
 
     def times(self) -> tuple[tuple[str, float], ...]:
         """(kind, seconds), with what devices wait for the host; empty where there is no such loop."""
         if not self.loops.bodies:
             return ()
-        longer = {k: self.cost.together_s(s, self.host_s[k]) for k, s in self.seconds.items() if k != "weight"}
+        stalls_s = self._stalls_s()
+        longer = {k: s + stalls_s.get(k, 0.0) for k, s in self.seconds.items() if k != "weight"}
         share = longer["backward"] / self.seconds["backward"] if self.seconds["backward"] else 1.0
         whole = {k: s + self.besides_s[k] for k, s in longer.items()}
         return (*whole.items(), ("weight", self.seconds["weight"] * share))

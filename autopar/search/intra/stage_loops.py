@@ -12,7 +12,7 @@ from functools import cached_property
 
 from autopar.ir import Graph, Operator, Value
 from autopar.ir.loops import Scan
-from autopar.ir.phases import is_stage_loop
+from autopar.ir.phases import MICROBATCHES, STAGE, is_stage_loop
 
 
 def loops(graph: Graph) -> list[Operator]:
@@ -70,6 +70,21 @@ class StageLoops:
     def directly_in(self) -> frozenset[str]:
         """Keys of what bodies take, and of what their operators make."""
         return self.made.union(p + i.name for p, body in self.bodies.items() for i in body.inputs)
+
+    @cached_property
+    def _layers(self) -> tuple[str, ...]:
+        """Prefixes of keys in loops inside of a microbatch, as over layers."""
+        around = {
+            f"{op.id}/body/": op.region("body")
+            for op in self.graph.operators
+            if {MICROBATCHES, STAGE}.intersection(op.marks)
+        }
+        bodies = (around or {"": self.graph}).items()
+        return tuple(f"{p}{op.id}/body/" for p, body in bodies for op in body.operators if op.primitive == "scan")
+
+    def layers(self, key: str) -> str:
+        """Prefix of the loop inside of a microbatch that a key is of something in; "" where there is none."""
+        return next((prefix for prefix in self._layers if key.startswith(prefix)), "")
 
     @cached_property
     def _operators(self) -> frozenset[str]:

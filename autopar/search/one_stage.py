@@ -17,7 +17,6 @@ from msgspec import structs
 from autopar.errors import InfeasiblePlanError, MicrobatchError
 from autopar.errors.names import counted
 from autopar.ir import Graph
-from autopar.ir.analysis import state_bytes
 from autopar.ir.loops import microbatch_loops
 from autopar.microbatch import even_counts
 from autopar.plan import Plan, StepForm
@@ -101,10 +100,6 @@ class OneStagePlanner(StepProblem):
         blocks = block_scores(problem)
         attempt = self._attempt(problem)
         trials = Trials(attempt)
-        if state_is_too_large(problem):  # forms that may hold least say how much memory would do
-            levels, ends = levels_of(job.remat), dict.fromkeys((possible[0], possible[-1]))
-            trials.run([StepForm(count, level) for level in dict.fromkeys((levels[0], levels[-1])) for count in ends])
-            raise trials.error()
         relaxations = Trials(self._attempt(with_relaxation_only(problem))) if self.strategy is alpa else trials
         forms = StageForms(
             possible,
@@ -208,12 +203,6 @@ class OneStagePlanner(StepProblem):
     def _shard(self, problem: Problem) -> Plan | Bounded:
         problem.log(f"planning {counted(len(problem.graph.operators), 'operator')} for {problem.cluster}")
         return cached(self.strategy, self.cache)(problem)
-
-
-def state_is_too_large(problem: Problem) -> bool:
-    """Whether parameters and optimizer state do not fit, shared by all devices: no form of one stage has room then."""
-    room = problem.cluster.num_devices * problem.memory_limit_bytes
-    return problem.job.offload == "none" and problem.graph.fact(state_bytes) > room
 
 
 def _padded(attempt: Callable[[StepForm, float, bool], Plan | Bounded], plan: Plan, asked: Asked) -> Plan:

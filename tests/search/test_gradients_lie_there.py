@@ -10,12 +10,9 @@ import jax.numpy as jnp
 import pytest
 
 import autopar
-from autopar.api.steps import TracedStep
 from autopar.errors import InfeasiblePlanError
 from autopar.ir.analysis import gradient_bytes, state_bytes
-from autopar.plan import StepForm
 from autopar.search.one_stage import OneStagePlanner
-from autopar.search.source import FormedStep
 from autopar.search.stage_regions import StageRegions
 from examples import gpt, mlp
 from tests.search.problems import problem_of, toy
@@ -74,27 +71,6 @@ def test_a_limit_below_closes_pipelines_before_any_is_planned(
     with pytest.raises(InfeasiblePlanError if is_below else Tried):
         autopar.parallelize(step, cluster=toy(4), memory_limit=limit, donate_argnums=0).plan(*args)
     assert bool(tried) != is_below
-
-
-@pytest.mark.parametrize("name", _STEPS)
-def test_one_stage_whose_state_is_too_large_is_stated_in_four_forms(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The least memory that would do is that of these forms; with room for the state others are tried."""
-    step, args = _STEPS[name]()
-    floor = _floor(step, args, 4)
-    forms: set[StepForm] = set()
-    plain = TracedStep.in_form
-
-    def in_form(self: TracedStep, form: StepForm) -> FormedStep:
-        forms.add(form)
-        return plain(self, form)
-
-    monkeypatch.setattr(TracedStep, "in_form", in_form)
-    for limit, least, most in ((floor.state - 1, 1, 4), (floor.state + 1, 5, 1000)):
-        forms.clear()
-        with pytest.raises(InfeasiblePlanError, match="the least that would do is") as told:
-            autopar.parallelize(step, cluster=toy(4), num_stages=1, memory_limit=limit, donate_argnums=0).plan(*args)
-        assert least <= len(forms) <= most
-        assert told.value.least_bytes is not None and told.value.least_bytes > limit
 
 
 def test_gradients_of_fewer_bits_are_counted_as_such() -> None:

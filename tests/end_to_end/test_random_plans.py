@@ -17,7 +17,7 @@ from tests.versions import tolerance
 @pytest.mark.parametrize("name", CASES)
 def test_the_best_plan(name):
     fn, args = CASES[name]
-    # Where a product gives bfloat16, so do its terms on several devices: they and the whole are rounded to 2**-9 of each.
+    # Where a product gives bfloat16, so do its terms on several devices: they and the whole are rounded to 2**-9.
     assert_same(fn, args, cluster=MIDDLE, rtol=tolerance(1e-2, 2**-8) if name == "mixed precision" else 2e-5)
 
 

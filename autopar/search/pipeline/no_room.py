@@ -68,7 +68,7 @@ def _of(placed: PlacedStage, form: StepForm) -> _Proofs:
         problem.cost_model,
         pipeline.members[stage],
         placed.part,
-        structs.replace(form, microbatches=1),
+        structs.replace(pipeline.of_stage(stage, form), microbatches=1),  # where layers end counts
         problem.memory_limit_bytes,
         pipeline.other_stages(stage),
     )

@@ -94,7 +94,7 @@ def test_estimates_of_branches_are_below_their_plans(monkeypatch, number):
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize(("towers", "counts"), [(SKEWED, [1]), (TRUNK, [1, 2])])
+@pytest.mark.parametrize(("towers", "counts"), [(SKEWED, [1]), (TRUNK, [1, 2, 4, 8])])
 def test_more_microbatches_are_planned_where_workers_that_join_branches_may_gain(planned_counts, towers, counts):
     """They let branches run while others are joined: where the busiest worker is busy all the time nothing is gained.
 

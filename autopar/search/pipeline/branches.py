@@ -21,7 +21,6 @@ from autopar.cost import LeastWork, operator_bytes, send_line, total_flops
 from autopar.errors import InfeasiblePlanError, MicrobatchError
 from autopar.ir import Graph, Operator
 from autopar.ir.independent import IndependentBranches, grouped, independent_branches
-from autopar.ir.phases import phase_of
 from autopar.ir.primitives import is_fusible
 from autopar.microbatch import Microbatching, analyze, even_counts
 from autopar.plan import Plan
@@ -35,7 +34,7 @@ from autopar.search.pipeline.trials import PipelineSearch, PipelineTrial, fastes
 from autopar.search.problem import Problem
 from autopar.search.source import StageSource
 from autopar.search.trials import Trials
-from autopar.stages import cluster
+from autopar.stages import Layers, assign, cluster
 from autopar.stages.layers import forward_operators
 
 #: What closes ways of placing branches that are not planned.
@@ -76,13 +75,15 @@ class _BranchStages:
     Args:
         members: by stage the ids of its operators: what several groups need, if anything, groups, what joins them.
         groups: numbers of the stages that are groups.
-        weights: by stage the seconds of its operators, with those of its backward pass.
-        sent: by stage, and stage that reads what it makes, the bytes, there and back.
+        forward_s: by stage the seconds of its operators on one device.
+        backward_s: those of its backward pass.
+        sent: by stage, and stage that reads what it makes, the bytes there.
     """
 
     members: tuple[tuple[str, ...], ...]
     groups: range
-    weights: tuple[float, ...]
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
     sent: Mapping[tuple[int, int], float]
 
 
@@ -98,14 +99,14 @@ def side_by_side(problem: Problem, source: StageSource) -> Iterator[list[Candida
     """
     asked, policy = problem.job.num_microbatches, problem.policy.branches
     places_of: dict[int, _Places] = {}
-    between_s, times = _between(problem), _times_of_forward(problem)
+    between_s, seconds = _between(problem), {op.id: _seconds(problem, op) for op in problem.graph.operators}
     for microbatching in microbatchings(problem, source, [asked] if asked is not None else even_counts(problem.graph)):
         branches, count = branches_of(problem, microbatching), microbatching.count
         if branches is None:
             continue
         cuts = (
             placement
-            for cut in _cuts(problem, microbatching, branches, times)
+            for cut in _cuts(problem, microbatching, branches, seconds)
             for placement in _placed(cut, _places(problem, len(cut.groups), places_of), between_s, count)
         )
         least = heapq.nsmallest(policy.most_candidates, cuts, key=lambda placement: placement.estimate_s)
@@ -114,7 +115,7 @@ def side_by_side(problem: Problem, source: StageSource) -> Iterator[list[Candida
 
 
 def _cuts(
-    problem: Problem, microbatching: Microbatching, branches: IndependentBranches, times: float
+    problem: Problem, microbatching: Microbatching, branches: IndependentBranches, seconds: Mapping[str, float]
 ) -> Iterator[_BranchStages]:
     """All ways to put branches into two groups or more, of as many as there are devices at most.
 
@@ -122,11 +123,11 @@ def _cuts(
         problem: what is planned.
         microbatching: its microbatches.
         branches: of its forward pass.
-        times: see `_times_of_forward`.
+        seconds: by operator those that it takes one device.
     """
     most, asked = problem.policy.branches.most_branches, problem.job.num_stages
     operators = forward_operators(problem.graph, microbatching)
-    seconds = {op.id: times * _seconds(problem, op) for op in operators}
+    backward_s = _backward_seconds(problem.graph, microbatching, operators, branches, seconds)
     count = len(branches.branches)
     together = [[n] for n in range(min(count, most))]
     together[-1] += range(len(together), count)
@@ -138,18 +139,49 @@ def _cuts(
         members = (*((trunk,) if trunk else ()), *stages, *((merge,) if merge else ()))
         if asked is None or len(members) == asked:
             first = int(bool(trunk))
-            weights = tuple(sum(seconds[id] for id in ids) for ids in members)
-            sent = _sent(problem.graph, members, 1 + trains(problem))
-            yield _BranchStages(members, range(first, first + len(stages)), weights, sent)
+            own_s, back_s = (tuple(sum(of[id] for id in ids) for ids in members) for of in (seconds, backward_s))
+            sent = _sent(problem.graph, members)
+            yield _BranchStages(members, range(first, first + len(stages)), own_s, back_s, sent)
 
 
-def _sent(graph: Graph, members: Sequence[Sequence[str]], times: int) -> Mapping[tuple[int, int], float]:
+def _backward_seconds(
+    graph: Graph,
+    microbatching: Microbatching,
+    operators: Sequence[Operator],
+    branches: IndependentBranches,
+    seconds: Mapping[str, float],
+) -> dict[str, float]:
+    """Seconds of the backward pass by operator of the forward pass: their shares of those of their branch.
+
+    Args:
+        graph: the step.
+        microbatching: its microbatches.
+        operators: of its forward pass.
+        branches: of them.
+        seconds: by operator those that it takes one device.
+    """
+    trunk, parts, merge = grouped(operators, branches, [[n] for n in range(len(branches.branches))])
+    members = [ids for ids in (trunk, *parts, merge) if ids]
+    before = range(int(bool(trunk)))
+    after = [[] if s in before else list(before) for s in range(len(members))]
+    if merge:
+        after[-1] = list(range(len(members) - 1))
+    layers = Layers(tuple(members), (0.0,) * len(members), (0,) * (len(members) - 1))
+    map = assign(graph, microbatching, layers, range(1, len(members) + 1), after=after)
+    backward_s = [0.0] * len(members)
+    for id in map.backward:
+        for stage in map.body[id]:
+            backward_s[stage] += seconds[id]
+    shares = [back_s / (sum(seconds[id] for id in ids) or 1.0) for back_s, ids in zip(backward_s, members, strict=True)]
+    return {id: share * seconds[id] for share, ids in zip(shares, members, strict=True) for id in ids}
+
+
+def _sent(graph: Graph, members: Sequence[Sequence[str]]) -> Mapping[tuple[int, int], float]:
     """Bytes that stages read of what earlier ones make, by maker and reader.
 
     Args:
         graph: the step.
         members: by stage the ids of its operators.
-        times: 2 where gradients are sent back, else 1.
     """
     values = {
         v.name: (s, v.type.nbytes) for s, ids in enumerate(members) for id in ids for v in graph.by_id[id].results
@@ -159,16 +191,8 @@ def _sent(graph: Graph, members: Sequence[Sequence[str]], times: int) -> Mapping
         for name in {n for id in ids for n in graph.by_id[id].reads if n in values}:
             maker, nbytes = values[name]
             if maker != reader:
-                sent[maker, reader] += float(times * nbytes)
+                sent[maker, reader] += float(nbytes)
     return sent
-
-
-def _times_of_forward(problem: Problem) -> float:
-    """Seconds of the forward and the backward pass over those of the forward pass."""
-    seconds: dict[str, float] = defaultdict(float)
-    for op in problem.graph.operators:
-        seconds[phase_of(op)] += _seconds(problem, op)
-    return 1.0 + seconds["backward"] / seconds["forward"] if seconds["forward"] else 1.0
 
 
 #: Seconds of so many bytes from the devices of one worker to those of another: (first device, number of devices).
@@ -241,16 +265,58 @@ def _placed(cut: _BranchStages, places_of_groups: _Places, between_s: _Between, 
         for joining in itertools.product(range(groups), repeat=len(others)):
             worker_of = {**{s: s - first for s in cut.groups}, **dict(zip(others, joining, strict=True))}
             workers = tuple(worker_of[s] for s in range(len(cut.members)))
-            own_s = [weight / places[w][1] for weight, w in zip(cut.weights, workers, strict=True)]
+            forward_s, backward_s = (
+                [seconds / places[w][1] for seconds, w in zip(of, workers, strict=True)]
+                for of in (cut.forward_s, cut.backward_s)
+            )
             sends_s = {
                 (s, t): between_s(nbytes, places[workers[s]], places[workers[t]]) for (s, t), nbytes in cut.sent.items()
             }
-            ends_s: list[float] = []
-            for s, seconds in enumerate(own_s):
-                ends_s.append(seconds + max((ends_s[r] + sends_s[r, t] for r, t in sends_s if t == s), default=0.0))
-            busy_s = [sum(x for x, w in zip(own_s, workers, strict=True) if w == g) for g in range(groups)]
-            busiest_s, path_s = max(*busy_s, *sends_s.values(), 0.0), max(ends_s)
-            yield _Placement(busiest_s + max(0.0, path_s - busiest_s) / count, cut, places, workers)
+            least_s = _least_s(forward_s, backward_s, workers, sends_s, count)
+            yield _Placement(least_s, cut, places, workers)
+
+
+def _least_s(
+    forward_s: Sequence[float],
+    backward_s: Sequence[float],
+    workers: Sequence[int],
+    sends_s: Mapping[tuple[int, int], float],
+    count: int,
+) -> float:
+    """Seconds that m microbatches take at least on workers that share the work of their stages without a loss.
+
+    A microbatch takes the longest path through its stages and sends. A worker that is busy for B seconds waits for the
+    first of its forward passes, and others work on after the last of its backward passes. Before its first backward
+    pass it has nothing but F seconds of forward passes to do, while a microbatch goes to the last stage and comes back:
+
+        B + max(head / m, (head + forward + after) / m - F) + tail / m
+
+    with the least head and tail of its stages, and the least sum of the three.
+
+    Args:
+        forward_s: by stage the seconds of the forward pass.
+        backward_s: by stage those of the backward pass; all zero where there is none.
+        workers: by stage its worker.
+        sends_s: by maker and reader the seconds there; gradients take the same way back.
+        count: m.
+    """
+    stages, back = range(len(workers)), float(any(backward_s))
+    head_s, tail_s, after_s = ([0.0] * len(workers) for _ in range(3))
+    for s, t in sorted(sends_s):
+        head_s[t] = max(head_s[t], head_s[s] + forward_s[s] + sends_s[s, t])
+        tail_s[t] = max(tail_s[t], tail_s[s] + backward_s[s] + back * sends_s[s, t])
+    for s, t in sorted(sends_s, reverse=True):
+        after_s[s] = max(after_s[s], (1 + back) * sends_s[s, t] + forward_s[t] + backward_s[t] + after_s[t])
+    path_s = max(head_s[s] + forward_s[s] + after_s[s] + backward_s[s] + tail_s[s] for s in stages)
+    least_s = [path_s / count, (1 + back) * max(sends_s.values(), default=0.0)]
+    for worker in set(workers):
+        some = [s for s in stages if workers[s] == worker]
+        ahead_s = sum(forward_s[s] for s in some)
+        busy_s = ahead_s + sum(backward_s[s] for s in some)
+        comes_back_s = min(head_s[s] + forward_s[s] + after_s[s] for s in some)
+        idle_s = max(min(head_s[s] for s in some) / count, comes_back_s / count - ahead_s)
+        least_s.append(busy_s + idle_s + min(tail_s[s] for s in some) / count)
+    return max(least_s)
 
 
 def _candidate(problem: Problem, placement: _Placement, count: int, layers: tuple[tuple[str, ...], ...]) -> Candidate:
@@ -309,13 +375,9 @@ def _in_more_microbatches(
 ) -> list[Plan]:
     """Plans of the placements that gain most from more microbatches, up to the number that gains nothing.
 
-    With m times the microbatches a step of T seconds whose busiest worker is busy for B of them is estimated at
-
-        B + (T - B) / m
-
-    for what the others do before and after it is that of one microbatch. Of each number the placement of the least
-    estimate is planned, with those whose stages have as many devices, which share its plans of stages: as long as it
-    may be faster than all that is planned, and than the plan at hand.
+    A placement is estimated to take as much longer than its bound as the planned one that comes closest to its own. Of
+    each number the placement of the least bound is planned, with those whose stages have as many devices, which share
+    its plans of stages: as long as it may be faster than all that is planned, and than the plan at hand.
 
     Args:
         search: has the plans in the fewest microbatches.
@@ -323,17 +385,11 @@ def _in_more_microbatches(
         of_counts: candidates in more microbatches, by rising number.
     """
     plans, least_gain = list[Plan](), search.problem.policy.effort.least_gain
-    first = {_placement(c): (plan, c) for plan, c in search.planned}
     for some in of_counts:
         fastest_s = min([search.problem.subproblem.cutoff_s, *(plan.step_time for plan, _ in search.planned)])
-        estimates_s = {}
-        for candidate in some:
-            if (known := first.get(_placement(candidate))) is not None:
-                plan, fewest = known
-                busiest_s = _busiest_s(plan, fewest)
-                estimates_s[candidate] = busiest_s + (plan.step_time - busiest_s) * fewest.count / candidate.count
-        least = min(estimates_s, key=lambda c: estimates_s[c], default=None)
-        if least is None or estimates_s[least] > (1 - least_gain) * fastest_s:
+        least_ratio = min((plan.step_time / candidate.estimate_s for plan, candidate in search.planned), default=1.0)
+        least = min(some, key=lambda c: c.estimate_s, default=None)
+        if least is None or least_ratio * least.estimate_s > (1 - least_gain) * fastest_s:
             break
         equal = [c for c in some if _sizes(c) == _sizes(least)]
         planned = trials.run([PipelineTrial(c, is_optional=True) for c in equal], cutoff_s=fastest_s)
@@ -343,22 +399,9 @@ def _in_more_microbatches(
     return plans
 
 
-def _placement(candidate: Candidate) -> tuple[tuple[tuple[str, ...], ...], tuple[tuple[int, int], ...]]:
-    """Stages of a candidate and their devices, whatever the number of microbatches."""
-    return candidate.members, candidate.devices
-
-
 def _sizes(candidate: Candidate) -> tuple[tuple[tuple[str, ...], ...], tuple[int, ...]]:
     """Stages of a candidate and their numbers of devices."""
     return candidate.members, tuple(size for _, size in candidate.devices)
-
-
-def _busiest_s(plan: Plan, candidate: Candidate) -> float:
-    """Seconds for which the busiest worker of a plan works."""
-    busy_s: dict[tuple[int, int], float] = {}
-    for stage, devices in zip(plan.stages, candidate.devices, strict=True):
-        busy_s[devices] = busy_s.get(devices, 0.0) + sum(s for kind, s in stage.work_times if kind != "weight")
-    return max(busy_s.values())
 
 
 def _no_branches(problem: Problem) -> InfeasiblePlanError:

@@ -23,10 +23,11 @@ ring: in each node c - 1 hops inside and one to the next node.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import combinations, product
+from itertools import combinations
+
+import numpy as np
 
 from autopar.cluster.group import LinkSpec, NodeGroup
 
@@ -152,10 +153,35 @@ def places(groups: Sequence[NodeGroup]) -> tuple[DevicePlace, ...]:
     return tuple(places_of_devices)
 
 
-def _group_keys(shape: tuple[int, ...], varied_axes: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Coordinates of each device, of a mesh of ``shape``, along all axes but ``varied_axes``: the key of its group."""
-    kept = [d for d in range(len(shape)) if d not in varied_axes]
-    return [tuple(at[d] for d in kept) for at in product(*map(range, shape))]
+@dataclass(frozen=True)
+class _Groups:
+    """Devices by group of a collective, and of each group by node.
+
+    Args:
+        group: of each pair of a group and a node that it is on, by rising group and node, the number of the group.
+        node: of each pair, the number of the node among those of the mesh.
+        count: of each pair, the devices of the group there.
+        nodes: of each group, the nodes that it is on.
+        places: of each node, the place of a device there.
+    """
+
+    group: np.ndarray
+    node: np.ndarray
+    count: np.ndarray
+    nodes: np.ndarray
+    places: tuple[DevicePlace, ...]
+
+    @classmethod
+    def of(cls, devices: Sequence[DevicePlace], shape: tuple[int, ...], varied: tuple[int, ...]) -> _Groups:
+        """Groups of devices that differ along the axes ``varied`` alone; see `group_link`."""
+        kept = [1 if d in varied else n for d, n in enumerate(shape)]
+        numbers = np.broadcast_to(np.arange(math.prod(kept)).reshape(kept), shape).ravel()
+        by_node = {place.node: place for place in devices}
+        at = {node: n for n, node in enumerate(by_node)}
+        nodes = np.array([at[place.node] for place in devices])
+        pairs, count = np.unique(numbers * len(by_node) + nodes, return_counts=True)
+        group, node = np.divmod(pairs, len(by_node))
+        return cls(group, node, count, np.bincount(group), tuple(by_node.values()))
 
 
 def group_link(devices: Sequence[DevicePlace], shape: tuple[int, ...], varied: tuple[int, ...]) -> Link:
@@ -169,41 +195,51 @@ def group_link(devices: Sequence[DevicePlace], shape: tuple[int, ...], varied: t
     sizes = [shape[d] for d in varied if shape[d] > 1]
     if not sizes:
         return Link(math.inf, 0.0)
-    keys = _group_keys(shape, varied)
-    by_node = {place.node: place for place in devices}
-    members = Counter(zip(keys, (place.node for place in devices), strict=True))  # c of each group and node
-    nodes = Counter(key for key, _ in members)
-    spanning = Counter(node for key, node in members if nodes[key] > 1)  # k of each node
-    hops: Counter[tuple[int, ...]] = Counter()
-    latency: dict[tuple[int, ...], float] = {}
-    bandwidth = math.inf
-    for (key, node), count in members.items():
-        intra, inter = by_node[node].intra, by_node[node].inter
-        if count > 1:
-            dims = min(len(sizes), intra.torus_dims) if nodes[key] == 1 else 1
-            bandwidth = min(bandwidth, intra.group_bandwidth(count) * intra.efficiency * dims)
-        seconds = count * intra.latency_s
-        if nodes[key] > 1:
-            node_bandwidth = count * inter.bandwidth
-            share = math.inf if inter.node_bandwidth is None else inter.node_bandwidth / spanning[node]
-            bandwidth = min(bandwidth, min(node_bandwidth, share) * inter.efficiency)
-            seconds = (count - 1) * intra.latency_s + inter.latency_s
-        hops[key] += count
-        latency[key] = latency.get(key, 0.0) + seconds
-    return Link(bandwidth, max(latency[key] / hops[key] for key in sorted(latency)), _span(devices, members, nodes))
+    groups = _Groups.of(devices, shape, varied)
+    spans = groups.nodes[groups.group] > 1
+    spanning = np.bincount(groups.node[spans], minlength=len(groups.places))  # k of each node
+    kinds: dict[tuple[int, int], int] = {}
+    kind = np.array([kinds.setdefault((id(p.intra), id(p.inter)), len(kinds)) for p in groups.places])
+    rows = np.stack([kind[groups.node], groups.count, spans, spanning[groups.node]])
+    _, first, row = np.unique(rows, axis=1, return_index=True, return_inverse=True)
+    lines = []
+    for n in first:  # of equal pairs one is priced
+        place, count = groups.places[groups.node[n]], int(groups.count[n])
+        lines.append(_line(place, count, bool(spans[n]), int(spanning[groups.node[n]]), len(sizes)))
+    seconds = np.array([latency_s for _, latency_s in lines])[row.ravel()]
+    latencies_s = np.bincount(groups.group, seconds) / np.bincount(groups.group, groups.count)
+    return Link(min(bandwidth for bandwidth, _ in lines), float(latencies_s.max()), _span(devices, groups))
 
 
-def _span(
-    devices: Sequence[DevicePlace], members: Counter[tuple[tuple[int, ...], int]], nodes: Counter[tuple[int, ...]]
-) -> Span:
+def _line(place: DevicePlace, count: int, spans: bool, spanning: int, axes: int) -> tuple[float, float]:
+    """Bandwidth that a group has on a node, and seconds of its hops there.
+
+    Args:
+        place: of a device of the node.
+        count: c, devices of the group there.
+        spans: whether the group is on other nodes too.
+        spanning: k, groups of the node that are.
+        axes: of the mesh that the collective runs over.
+    """
+    intra, inter, bandwidth = place.intra, place.inter, math.inf
+    if count > 1:
+        dims = 1 if spans else min(axes, intra.torus_dims)
+        bandwidth = intra.group_bandwidth(count) * intra.efficiency * dims
+    if not spans:
+        return bandwidth, count * intra.latency_s
+    share = math.inf if inter.node_bandwidth is None else inter.node_bandwidth / spanning
+    bandwidth = min(bandwidth, min(count * inter.bandwidth, share) * inter.efficiency)
+    return bandwidth, (count - 1) * intra.latency_s + inter.latency_s
+
+
+def _span(devices: Sequence[DevicePlace], groups: _Groups) -> Span:
     """Place of the group that spans most nodes."""
-    widest = max(sorted(nodes), key=lambda key: nodes[key])
-    node = next(n for key, n in sorted(members) if key == widest)
-    of_node = sum(place.node == node for place in devices)
-    at = next(place for place in devices if place.node == node)
-    inside = max(count for (key, _), count in members.items() if key == widest)
-    ranks = sum(count for (key, _), count in members.items() if key == widest)
-    return Span(nodes[widest], inside, of_node, ranks == nodes[widest] * of_node, at.intra, at.inter)
+    widest = int(groups.nodes.argmax())
+    there = groups.group == widest
+    at, nodes = groups.places[groups.node[there][0]], int(groups.nodes[widest])
+    of_node = sum(place.node == at.node for place in devices)
+    counts = groups.count[there]
+    return Span(nodes, int(counts.max()), of_node, int(counts.sum()) == nodes * of_node, at.intra, at.inter)
 
 
 def arrange(devices: Sequence[DevicePlace], shape: tuple[int, ...]) -> LogicalMesh:

@@ -44,10 +44,11 @@ def send_s(cluster: Cluster, nbytes: float, source: Sequence[int], target: Seque
     places = cluster.places
     outward = [(places[a], places[b]) for a, b in pairs if places[a].node != places[b].node]
     out, into = Counter(a.node for a, _ in outward), Counter(b.node for _, b in outward)
-    seconds = [lane_s(nbytes / lanes, places[a].intra) for a, b in pairs if places[a].node == places[b].node]
-    for a, b in outward:
-        rates = (lane_bandwidth(a.inter, out[a.node]), lane_bandwidth(b.inter, into[b.node]))
-        seconds.append(max(a.inter.latency_s, b.inter.latency_s) + nbytes / lanes / min(rates))
+    inside = {places[a].intra for a, b in pairs if places[a].node == places[b].node}
+    seconds = [lane_s(nbytes / lanes, link) for link in inside]
+    for one, sending, other, taking in {(a.inter, out[a.node], b.inter, into[b.node]) for a, b in outward}:
+        rates = (lane_bandwidth(one, sending), lane_bandwidth(other, taking))
+        seconds.append(max(one.latency_s, other.latency_s) + nbytes / lanes / min(rates))
     return max(seconds)
 
 

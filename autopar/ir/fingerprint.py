@@ -36,7 +36,7 @@ def fingerprint(graph: Graph) -> str:
         tuple((i.name, i.role) for i in graph.inputs),
         tuple((o.path, o.updates) for o in graph.outputs),
     )
-    return _digest((names, _body(graph, exact=True)))
+    return _digest((names, graph.fact(_exact_body)))
 
 
 def structural_hash(op: Operator, operand_types: Sequence[TensorType]) -> str:
@@ -71,6 +71,14 @@ def _digest(form: _Form) -> str:
     return hashlib.sha256(json.dumps(form, separators=(",", ":")).encode()).hexdigest()
 
 
+def _exact_body(graph: Graph) -> _Form:
+    return _body(graph, exact=True)
+
+
+def _structural_body(graph: Graph) -> _Form:
+    return _body(graph, exact=False)
+
+
 def _body(graph: Graph, exact: bool) -> _Form:
     """Inputs by type, operators and outputs by the numbers of values."""
     numbers = {i.name: n for n, i in enumerate(graph.inputs)}
@@ -93,7 +101,7 @@ def _own(op: Operator, exact: bool) -> _Form:
         op.primitive,
         tuple((name, _attr(value)) for name, value in sorted(op.attrs, key=lambda item: item[0])),
         tuple(str(v.type) for v in op.results),
-        tuple((name, _body(region, exact)) for name, region in op.regions),
+        tuple((name, region.fact(_exact_body if exact else _structural_body)) for name, region in op.regions),
         op.effects,
     )
 

@@ -6,7 +6,8 @@ choices of all stages to the plan of a pipeline, whose choices are of the stages
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from msgspec import structs
@@ -15,7 +16,7 @@ from autopar.ir import Graph, Operator, TensorType
 from autopar.plan import Plan, PlanContent
 from autopar.plan.details import Details, OperatorDetail
 from autopar.schedule import parse_table
-from autopar.search.source import StageSource
+from autopar.search.source import CutStage, StageSource
 from autopar.sharding.factors import Dims, Rule
 from autopar.sharding.registry import rule_for
 from autopar.stages import StageParts
@@ -45,10 +46,18 @@ def with_stage_operators(plan: Plan, graph: Graph, source: StageSource) -> Plan:
     lines = {id: op.source for id, op, _ in every_operator(graph)}
     makers = {v.name: op.source for op in graph.operators for v in op.results}
     members = _members(plan.content, graph, source)
+    names_of_stage: dict[int, list[str]] = defaultdict(list)
+    for k in plan.content.choices:
+        names_of_stage[k.stage].append(k.name)
+    forms: dict[int, tuple[CutStage, dict[str, str]]] = {}  # by graph: isomorphic stages share one
     for parts in source.slice(plan.content.num_microbatches, members).parts:
-        for detail in _of_stage(plan.content, parts.stage, members, lines, source):
+        names = names_of_stage[parts.stage]
+        form = structs.replace(plan.stages[parts.stage].form, microbatches=plan.content.num_microbatches)
+        cut = source.in_form(members, parts.stage, form)
+        _, known = forms.setdefault(id(cut.graph), (cut, {}))
+        for detail in _of_stage(cut, names, lines, known):
             stages.setdefault(detail, []).append(parts.stage)
-        for detail in _of_values(plan.content, parts, makers):
+        for detail in _of_values(parts, names, makers):
             stages.setdefault(detail, []).append(parts.stage)
     operators = tuple(structs.replace(detail, stages=tuple(numbers)) for detail, numbers in stages.items())
     return replace(plan, details=structs.replace(plan.details, operators=operators))
@@ -63,31 +72,32 @@ def _members(content: PlanContent, graph: Graph, source: StageSource) -> tuple[t
 
 
 def _of_stage(
-    content: PlanContent,
-    stage: int,
-    members: Sequence[Sequence[str]],
-    lines: dict[str, str],
-    source: StageSource,
+    cut: CutStage, names: Sequence[str], lines: Mapping[str, str], forms: dict[str, str]
 ) -> Iterator[OperatorDetail]:
     """Details of the operators of one stage that a choice is named by.
 
     A stage whose graph is that of an isomorphic one has lines of its own: those of the operators that it is cut from.
+
+    Args:
+        cut: the stage.
+        names: of its choices.
+        lines: by operator of the step, where it is written.
+        forms: by operator of the stage's graph its form; those of its choices are added.
     """
-    wanted = {k.name for k in content.choices if k.stage == stage}
-    form = structs.replace(content.stages[stage].form, microbatches=content.num_microbatches)
-    cut = source.in_form(members, stage, form)
+    wanted = set(names)
     for id, op, types in every_operator(cut.graph):
         if id in wanted:
-            origin = cut.origin(id)
-            yield OperatorDetail(id, lines.get(origin, "") or op.source, einsum_of(op, types))
+            if id not in forms:
+                forms[id] = einsum_of(op, types)
+            yield OperatorDetail(id, lines.get(cut.origin(id), "") or op.source, forms[id])
 
 
-def _of_values(content: PlanContent, parts: StageParts, makers: dict[str, str]) -> Iterator[OperatorDetail]:
+def _of_values(parts: StageParts, names: Sequence[str], makers: Mapping[str, str]) -> Iterator[OperatorDetail]:
     """Details of the values that a stage receives or sends and a choice is named by: the lines that make them."""
-    names = {str(v): v.name for v in parts.graph_inputs} | {f"result{v}": v.name for v in parts.graph_sends}
-    for k in content.choices:
-        if k.stage == parts.stage and (line := makers.get(names.get(k.name, ""))):
-            yield OperatorDetail(k.name, line)
+    values = {str(v): v.name for v in parts.graph_inputs} | {f"result{v}": v.name for v in parts.graph_sends}
+    for name in names:
+        if line := makers.get(values.get(name, "")):
+            yield OperatorDetail(name, line)
 
 
 def einsum_of(op: Operator, types: Sequence[TensorType]) -> str:

@@ -1,7 +1,8 @@
 """Figures of the kinds of work that neither FLOPs nor bytes explain, from measured times.
 
 convolutions    seconds of a multiplication, of an element of windows, kernels and results, and of a place of a window,
-                which fit convolutions of drawn sizes best; those of volumes and of kernels' gradients by themselves
+                which fit convolutions of drawn sizes best; by the number of spatial dims, kernels' gradients by
+                themselves
 other orders    bytes of memory bandwidth reached by a copy that brings elements side by side that lay apart
 short sums      likewise of sums, by the bytes that lie side by side and go into one result
 functions       seconds an element beyond those of a multiplication and an addition
@@ -30,8 +31,9 @@ _LIKE: Mapping[str, str] = MappingProxyType(
 #: Of the seconds of a multiplication and an addition; a function that takes less longer is not told apart from them.
 _LEAST_LONGER = 0.05
 _KINDS = ("convolution", "kernel gradient", "reorder", "reduction", "function", "first touch")
-#: Spatial dims of images, and of volumes, for which compilers have other kernels.
-_SPATIAL_DIMS = (2, 3)
+#: Spatial dims of sequences, images and volumes. XLA for CPUs takes ten times as long for a place of a padded window
+#: of a gradient of one dim as for one of two.
+_SPATIAL_DIMS = (1, 2, 3)
 #: Rounds of weights, and the relative error beyond which a sample counts less.
 _ROUNDS, _LARGE_ERROR = 30, 0.3
 

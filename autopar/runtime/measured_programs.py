@@ -71,7 +71,7 @@ class Effort:
         collectives: bytes a device of collectives.
         least_s: seconds that a program should take: short work is done several times in it.
         repeats: how often each program, and each transfer, is timed.
-        convolutions: convolutions drawn of each kind, of images and of volumes.
+        convolutions: convolutions drawn of each kind and number of spatial dims.
         multiplications: multiplications of one of them at most; a hundredth at least.
         strides: bytes between elements that a copy in another order brings side by side.
         runs_bytes: bytes side by side that a sum adds up.
@@ -204,17 +204,16 @@ def special_cases(mesh: Mesh, effort: Effort) -> list[Case]:
 
 
 def _convolutions(mesh: Mesh, effort: Effort) -> list[Case]:
-    """Convolutions and gradients of kernels with drawn sizes, of images and of volumes; the same in each process.
+    """Convolutions and gradients of kernels with drawn sizes, of each number of dims; the same in each process.
 
     Every other gradient is of images without padding.
     """
     random = np.random.default_rng(0)
     cases: list[Case] = []
     for kind in ("convolution", "kernel gradient"):
-        for dims in ((1, 2), (3,)):
+        for spatial in _SIDES:
             cases_of_kind: list[Case] = []
             while len(cases_of_kind) < effort.convolutions:
-                spatial = int(random.choice(dims))
                 side = int(random.choice(_SIDES[spatial]))
                 taken, features = (int(random.choice(_FEATURES)) for _ in range(2))
                 images, window = int(random.choice(_CONVOLVED)), int(random.choice(_WINDOWS))

@@ -22,6 +22,7 @@ NEW, EXP_S, PLAIN_S = 2e9, 3e-10, 1e-10
 RATES = (
     ("convolution", 2, (2.5 / FLOPS, 1e-9, 0.0, 2e-9, 0.0, 3e-8)),
     ("convolution", 3, (8 / FLOPS, 1e-8, 3e-9, 0.0, 1e-7, 0.0)),
+    ("kernel gradient", 1, (2 / FLOPS, 4e-9, 5e-9, 1e-9, 3e-8, 0.0)),
     ("kernel gradient", 2, (2 / FLOPS, 4e-9, 5e-9, 1e-9, 1e-9, 2e-8)),
 )
 SIZES = [(m, k, n) for m in (64, 4096) for k in (9, 144, 2304) for n in (1, 16, 256)]
@@ -93,7 +94,7 @@ def test_the_file_holds_them_and_their_spread():
     ):
         assert curve is not None and own is not None
         assert [x for p in curve.points for x in p] == pytest.approx([x for p in own.points for x in p], rel=2e-2)
-    assert len(d.convolutions) == len(kinds.convolutions) == 3
+    assert len(d.convolutions) == len(kinds.convolutions) == len(RATES)
     for read, rate in zip(d.convolutions, kinds.convolutions, strict=True):
         assert (read.kind, read.spatial_dims) == (rate.kind, rate.spatial_dims)
         assert read.window_s == pytest.approx(rate.window_s, rel=1e-2)

@@ -163,7 +163,7 @@ def main(
         "sanity": partial(sanity.run, seed=seed, cases=cases),
         "soak": partial(soak.run, minutes=minutes, pause_s=pause_s),
         "soak_hosts": partial(soak_hosts.run, minutes=minutes, pause_s=pause_s),
-        "spatial": partial(spatial.run, seed=seed, count=cases, file=cluster),
+        "spatial": partial(spatial.run, seed=seed, count=cases, file=cluster, first=first),
         "stale": partial(stale.run, seed=seed),
         "thresholds": partial(thresholds.run, seed=seed, first=first, cases=cases),
         "verified": partial(verified.run, **chosen),

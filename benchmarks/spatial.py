@@ -1,10 +1,10 @@
 """Bytes and CPU seconds of drawn convolution nets with few images, as shares of those of the best split by hand.
 
-``python -m benchmarks spatial [--seed N] [--cases N] [--cluster FILE]`` draws nets by a seed: U-Nets, nets for video,
-denoisers and chains of convolutions without padding, of 1 to 8 images at three resolutions. Each is compiled for eight
-CPU devices as planned, and by `jax.jit` with each split by hand: examples, rows, columns, pairs of these, and channels.
-One parser reads all programs, as in `benchmarks.family_bytes`. The programs that send least then run in turns, in CPU
-seconds of all threads together: as planned for this machine (`benchmarks.family_times`) and by hand.
+``python -m benchmarks spatial [--seed N] [--first N] [--cases N] [--cluster FILE]`` draws nets by a seed: U-Nets, nets
+for video, denoisers and chains of convolutions without padding, of 1 to 8 images at three resolutions. Each is compiled
+for eight CPU devices as planned, and by `jax.jit` with each split by hand: examples, rows, columns, pairs of these, and
+channels. One parser reads all programs, as in `benchmarks.family_bytes`. The programs that send least then run in
+turns, in CPU seconds of all threads together: as planned for this machine (`benchmarks.family_times`) and by hand.
 """
 
 from __future__ import annotations
@@ -257,12 +257,12 @@ def measure(case: SpatialCase, cluster: Cluster | None) -> Row:
     return row
 
 
-def run(quick: bool, say: Say, seed: int = 0, count: int = 8, file: Path | None = None) -> Report:
-    """The benchmark; ``quick`` measures the bytes of one net, ``file`` is what `autopar calibrate` wrote."""
+def run(quick: bool, say: Say, seed: int = 0, count: int = 8, file: Path | None = None, first: int = 0) -> Report:
+    """The benchmark from net number ``first`` on; ``quick`` measures the bytes of one, ``file`` is a calibration's."""
     measured = family_times.measured_cluster if file is None else partial(Cluster.load, file)
     cluster = None if quick else measured()
     rows = []
-    for case in drawn(seed, 1 if quick else count):
+    for case in drawn(seed, first + (1 if quick else count))[first:]:
         rows.append(measure(case, cluster))
         say(f"spatial: {rows[-1]}")
     met = all(row["bytes/best"] <= 1.0 and row.get("cpu/best", 1.0) <= 1.05 for row in rows)

@@ -31,8 +31,8 @@ _LIKE: Mapping[str, str] = MappingProxyType(
 #: Of the seconds of a multiplication and an addition; a function that takes less longer is not told apart from them.
 _LEAST_LONGER = 0.05
 _KINDS = ("convolution", "kernel gradient", "reorder", "reduction", "function", "first touch")
-#: Spatial dims of sequences, images and volumes. XLA for CPUs takes ten times as long for a place of a padded window
-#: of a gradient of one dim as for one of two.
+#: Spatial dims of sequences, images and volumes, for which compilers have other kernels: a rate of sequences and images
+#: together is further off for both.
 _SPATIAL_DIMS = (1, 2, 3)
 #: Rounds of weights, and the relative error beyond which a sample counts less.
 _ROUNDS, _LARGE_ERROR = 30, 0.3

@@ -113,7 +113,8 @@ class _Relaxations:
         limit_bytes = problem.memory_limit_bytes
         if sharding_problem.broken or memory_floor(sharding_problem.problem) > limit_bytes:
             return RelaxedMesh(sharding_problem, None, math.inf)
-        relaxed = self.meshes.relaxed(sharding_problem, self.cutoff_s)
+        near_s = (1 + problem.policy.effort.gap) * self.cutoff_s  # such a mesh may hide more of what it sends
+        relaxed = self.meshes.relaxed(sharding_problem, near_s)
         if relaxed is None and problem.subproblem.ample_memory:  # only an answer says whether it is
             answer = self.meshes.unlimited(sharding_problem, None)
             fits = answer.found and peak_bytes(sharding_problem.problem, answer.choice) <= limit_bytes

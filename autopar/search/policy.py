@@ -86,8 +86,8 @@ class EnumerationPolicy:
         most_uneven: times its share of the layers that a stage on a large cluster may have: 126 layers make 16 stages
             of at most 8. With 1.5 two of two drawn plans are the same, and LLaMA 70B on 4,096 A100 takes 1.28 of the
             work for the same plan.
-        most_uneven_runs: likewise of a model without loops, whose products are dealt out. With 1.1 a perceptron on 512
-            devices has the same plan in the same work.
+        most_uneven_runs: likewise of a model without loops, whose products are dealt out. With 1.1 three of nine drawn
+            steps on 512 to 4,096 devices take 12 to 34% longer, the others as long in 0.92 to 1.00 of the work.
     """
 
     most_stages_of_few: int = 4
@@ -222,13 +222,15 @@ class PartitionPolicy:
     Args:
         multiples: of the memory, rising, that layers as they are priced may take: the first from 1 on with some
             slicing, for priced without a limit they take more than planned within one; all, where none of these
-            slicings fits once it is planned. Steps of a tenth and wider: a choice.
+            slicings fits once it is planned. With half and with twice as many steps eight layers of LLaMA 70B on 16 T4,
+            where memory is short, have the same plan in the same work.
         near_best: factor of the least estimate within which candidates are planned exactly, and of the fastest plan
             within which plans of other kinds are compiled where a compiler decides.
         most_near: candidates within ``near_best`` that are planned, or compiled, and on a large cluster numbers of
             microbatches of each number of stages: seconds against errors of estimates. With 1 and with 6 two of two
             drawn plans are the same, for 0.95 and 1.00 of the work.
-        most_other: candidates planned where none of the least estimates fits: likewise.
+        most_other: candidates planned where none of the least estimates fits. With half and with twice that LLaMA has
+            the same plan in the same work.
     """
 
     multiples: tuple[float, ...] = (

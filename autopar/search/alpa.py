@@ -101,7 +101,7 @@ class _Answers:
     offers: list[Plan] = field(default_factory=list)
 
     def of_mesh(self, relaxed_mesh: RelaxedMesh, relaxations: LimitRelaxations | None) -> list[MeshSolution]:
-        """The answers of a mesh: of one whose sum is more by less than the gap of the search, that of its relaxation.
+        """The answers of a mesh; of one whose sum is near the best that of its relaxation, for its step may be shorter.
 
         Args:
             relaxed_mesh: the mesh without the limit.
@@ -111,9 +111,9 @@ class _Answers:
             return [_left_out(relaxed_mesh)]
         if relaxed_mesh.bound_s > min(self.best_s, self.known_s):
             self.unlimited_s.append(relaxed_mesh.bound_s)
-            near_s = (1 + self.meshes.problem.policy.effort.gap) * min(self.best_s, self.known_s)
-            if relaxed_mesh.fits and relaxed_mesh.solution is not None and relaxed_mesh.solution.objective <= near_s:
-                return [MeshSolution(relaxed_mesh.sharding_problem, relaxed_mesh.solution)]
+            relaxed, near_s = relaxed_mesh.solution, self.meshes.near_s(min(self.best_s, self.known_s))
+            if relaxed_mesh.fits and relaxed is not None and relaxed.objective <= near_s:
+                return [MeshSolution(relaxed_mesh.sharding_problem, relaxed)]
             return [_left_out(relaxed_mesh)]
         if relaxations is not None and relaxations.is_useless(self.best_s, self.known_s):
             self.unlimited_s.append(relaxed_mesh.bound_s)

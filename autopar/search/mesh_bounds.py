@@ -66,8 +66,8 @@ def summed_cutoff_s(meshes: MeshSearch) -> float:
 def all_relaxed(meshes: MeshSearch, cutoff_s: float = math.inf) -> list[RelaxedMesh]:
     """Relaxations of every mesh without the memory limit.
 
-    The mesh that is most like the machine comes first; others are relaxed no longer once their bound is above
-    ``cutoff_s`` or what is known.
+    The mesh that is most like the machine comes first; others are relaxed no longer once their bound is above what is
+    near ``cutoff_s`` or what is known (`MeshSearch.near_s`).
     """
     problem, relaxations, order = meshes.problem, _Relaxations(meshes, cutoff_s), _order(meshes)
     relaxed_meshes: dict[LogicalMesh, Future[RelaxedMesh]] = {}
@@ -113,8 +113,7 @@ class _Relaxations:
         limit_bytes = problem.memory_limit_bytes
         if sharding_problem.broken or memory_floor(sharding_problem.problem) > limit_bytes:
             return RelaxedMesh(sharding_problem, None, math.inf)
-        near_s = (1 + problem.policy.effort.gap) * self.cutoff_s  # such a mesh may hide more of what it sends
-        relaxed = self.meshes.relaxed(sharding_problem, near_s)
+        relaxed = self.meshes.relaxed(sharding_problem, self.meshes.near_s(self.cutoff_s))
         if relaxed is None and problem.subproblem.ample_memory:  # only an answer says whether it is
             answer = self.meshes.unlimited(sharding_problem, None)
             fits = answer.found and peak_bytes(sharding_problem.problem, answer.choice) <= limit_bytes

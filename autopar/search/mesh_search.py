@@ -257,6 +257,14 @@ class MeshSearch:
         with self.clock.phase("extract"):
             return step_s(extract(self.problem, sharding_problem, solution.choice))
 
+    def near_s(self, seconds: float) -> float:
+        """The largest sum that is near another: within the gap of the search the order of steps is not that of sums.
+
+        Args:
+            seconds: the other sum.
+        """
+        return (1 + self.problem.policy.effort.gap) * seconds
+
     def plan(
         self,
         answers: Sequence[MeshSolution],

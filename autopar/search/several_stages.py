@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -16,8 +18,9 @@ from autopar.search.anytime import Converted
 from autopar.search.cache import cached, cached_with_branches, cached_with_stages
 from autopar.search.outcome import Bounded
 from autopar.search.pipeline.first_pipeline import first_pipeline
-from autopar.search.pipeline.search_space import is_large, stages_of_whole_nodes
+from autopar.search.pipeline.search_space import is_large, is_small, may_have_one_loop, stages_of_whole_nodes
 from autopar.search.registry import Strategy
+from autopar.search.source import LayeredStep
 from autopar.search.step_problem import StepProblem
 from autopar.search.token_slices import in_slices
 
@@ -34,19 +37,29 @@ class SeveralStages(StepProblem):
         return self._planned(cached_with_stages(self.strategy, self.cache))
 
     def even(self) -> Plan | Bounded:
-        """Even stages of as few whole nodes as may be, planned without ranking numbers of stages.
+        """Even stages of whole nodes, planned without ranking numbers of stages.
+
+        Of the numbers there are the middle one is taken, and the largest where it does not fit: all hold as much state
+        a device, more of them take longer to plan, and fewer hold less in flight.
 
         Raises:
             InfeasiblePlanError: no stages are whole nodes, or nothing fits.
         """
         problem = self.problem
-        stages = stages_of_whole_nodes(problem)[-1:]
-        if not stages:
+        numbers = [s for s in stages_of_whole_nodes(problem) if may_have_one_loop(problem, s)]
+        numbers = numbers or stages_of_whole_nodes(problem)
+        if not numbers:
             raise InfeasiblePlanError(f"no stages of {problem.graph.name} are whole nodes of {problem.cluster.name}")
-        subproblem = replace(problem.subproblem, tried_stages=tuple(stages))
         search = partial(first_pipeline, intra=cached(self.strategy, self.cache))
-        even = replace(self, problem=replace(problem, subproblem=subproblem))
-        return even._planned(search, one_loop=True)
+        *middle, last = dict.fromkeys((numbers[len(numbers) // 2], numbers[-1]))
+        for stages in middle:
+            with suppress(InfeasiblePlanError):
+                return self._even(stages, search)
+        return self._even(last, search)
+
+    def _even(self, stages: int, search: Strategy) -> Plan | Bounded:
+        subproblem = replace(self.problem.subproblem, tried_stages=(stages,))
+        return replace(self, problem=replace(self.problem, subproblem=subproblem))._planned(search, one_loop=True)
 
     def branches(self) -> Plan | Bounded:
         """The best plan with independent branches side by side."""
@@ -56,17 +69,41 @@ class SeveralStages(StepProblem):
         return replace(self, problem=free)._planned(cached_with_branches(self.strategy, self.cache))
 
     def _planned(self, search: Strategy, one_loop: bool = False) -> Plan | Bounded:
-        """The plan of a search that cuts stages, of the step with stacks taken apart, for one loop a stage if asked."""
-        problem, counts = self.problem, self.counts
-        job, cluster = problem.job, problem.cluster
-        problem.log(f"slicing {counted(len(problem.graph.operators), 'operator')} into stages for {cluster}")
-        stages = job.num_stages or getattr(self.strategy, "num_stages", None)
+        """The plan of a search that cuts stages, of the step with stacks taken apart.
+
+        Each stage has one loop over layers where a finer cut would make no stages that are more even, but for a step
+        that has no plan so.
+
+        Args:
+            search: cuts stages and plans them.
+            one_loop: whether each stage has one in any case.
+        """
+        problem = self.problem
+        problem.log(f"slicing {counted(len(problem.graph.operators), 'operator')} into stages for {problem.cluster}")
+        stages = problem.job.num_stages or getattr(self.strategy, "num_stages", None)
         if stages is None and problem.subproblem.tried_stages:
             stages = problem.subproblem.tried_stages[0] * problem.subproblem.stages_per_worker
-        most = problem.policy.enumeration
-        groups = cluster.num_devices if is_large(problem) else most.most_layers
-        scores, loop = problem.subproblem.block_scores, one_loop or job.offload == "layers"
-        layered = self.step.layered(stages, groups, one_loop=loop, block_scores=scores)
+        one_loop = one_loop or problem.job.offload == "layers"
+        if not one_loop and stages is not None and may_have_one_loop(problem, stages):
+            layered = self._layered(stages, one_loop=True)
+            if not is_small(replace(problem, graph=layered.graph)):
+                try:
+                    return self._searched(search, layered)
+                except InfeasiblePlanError:
+                    if problem.subproblem.cutoff_s < math.inf or problem.subproblem.stages_per_worker > 1:
+                        raise  # a plan is known, or stages with less in flight may fit
+        return self._searched(search, self._layered(stages, one_loop=one_loop))
+
+    def _layered(self, stages: int | None, one_loop: bool) -> LayeredStep:
+        """The step with stacks taken apart for so many stages, or for any number where it is None."""
+        problem = self.problem
+        groups = problem.cluster.num_devices if is_large(problem) else problem.policy.enumeration.most_layers
+        return self.step.layered(stages, groups, one_loop=one_loop, block_scores=problem.subproblem.block_scores)
+
+    def _searched(self, search: Strategy, layered: LayeredStep) -> Plan | Bounded:
+        """The plan of a search that cuts stages from a step with stacks taken apart."""
+        problem, counts = self.problem, self.counts
+        job, cluster = problem.job, problem.cluster
         layered_job = replace(
             job,
             donated=layered.donated,

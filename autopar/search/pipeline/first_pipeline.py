@@ -14,7 +14,7 @@ from autopar.errors import InfeasiblePlanError, MicrobatchError, ScheduleError
 from autopar.microbatch import batch_size
 from autopar.plan import Plan
 from autopar.search.clock import Clock
-from autopar.search.outcome import Bounded, NoRoomError
+from autopar.search.outcome import Bounded
 from autopar.search.pipeline.candidates import (
     Candidate,
     CuttableStep,
@@ -63,7 +63,7 @@ def first_plan(step: CuttableStep, clock: Clock) -> tuple[Plan, Candidate] | Non
         for candidate in even_candidates(problem, step.source):
             try:
                 plan = relaxed_pipeline(step, candidate, any_that_fits=True)
-            except NoRoomError:
+            except InfeasiblePlanError:
                 continue
             if plan is not None:
                 return plan, replace(candidate, schedule=None)
@@ -89,7 +89,8 @@ def fastest_of_equal_stages(relaxed: RelaxedPipelines) -> tuple[Plan, Candidate]
         return None
     others = other_even_candidates(relaxed.step.problem, relaxed.step.source, first[1])
     relaxed.add(others, relaxed.step.problem.policy.effort.least_gain)
-    relaxed.climb()
+    if relaxed.step.problem.job.num_microbatches is None:
+        relaxed.climb()
     return relaxed.fastest()
 
 

@@ -66,7 +66,9 @@ def plan_candidate(step: CuttableStep, candidate: Candidate, cutoff_s: float = m
         any_that_fits=candidate.shares_plans,
         relaxed=candidate.shares_plans,
     )
-    pipeline = ScheduledStages(problem, source, sliced, candidate.members, candidate.layers, table)
+    # A relaxation says soon whether workers have room for several stages, each taken to be like the others.
+    together = candidate.shares_plans and not has_stage_a_worker(table) and not table.after
+    pipeline = ScheduledStages(problem, source, sliced, candidate.members, candidate.layers, table, together)
     parts = _planned_stages(pipeline, candidate, shared, cutoff_s)
     if isinstance(parts, Bounded):
         return parts
@@ -85,6 +87,7 @@ def _planned_stages(
 ) -> list[PlanContent] | Bounded:
     """The plan of every stage, on its devices. `Bounded` where the pipeline takes ``cutoff_s`` or more."""
     order = _in_order(pipeline, relaxed=candidate.shares_plans)
+    # Of relaxations on equal submeshes all are tried first on the mesh of the stage that most are like.
     # Relaxations go on as long as those that are there say that it may be of use.
     relaxes_first = candidate.shares_plans and cutoff_s < math.inf and has_stage_a_worker(pipeline.table)
     keys, store = dict[int, Key](), pipeline.problem.store
@@ -98,6 +101,7 @@ def _planned_stages(
     of_use_s = cutoff_s if relaxes_first or pipeline.table.after else math.inf
     if not relaxes_first:
         submit_stages(pipeline, order, candidate.devices, shared, of_use_s)
+    is_even = len({size for _, size in candidate.devices}) == 1
     contents: dict[int, PlanContent] = {}
     by_kind, tightest = dict[int, StagePlanner](), dict[int, int]()
     for n, i in enumerate(order):
@@ -109,6 +113,8 @@ def _planned_stages(
         if isinstance(answer, Bounded):
             return answer
         contents[i] = answer
+        if n == 0 and shared.relaxed and is_even:
+            shared = replace(shared, meshes=(mesh_shape(answer),) * len(order))
         if kind not in by_kind:
             isomorphic = [j for j in order[n + 1 :] if pipeline.first(j) == kind]
             tightest[kind] = i
@@ -208,10 +214,11 @@ def _sharing(
     problem, table = pipeline.problem, pipeline.table
     limit = problem.memory_limit_bytes
     attempts = problem.policy.stages.limit_attempts
-    if not is_small(problem):
+    if pipeline.together or not is_small(problem):
         with contextlib.suppress(InfeasiblePlanError):
             return _within_limits(replace(pipeline, together=True), candidate, shared, limit, attempts)
-    return _within_limits(pipeline, candidate, shared, limit_of_each(parts, table, limit), attempts)
+    alone = replace(pipeline, together=False)
+    return _within_limits(alone, candidate, shared, limit_of_each(parts, table, limit), attempts)
 
 
 def _within_limits(
@@ -252,6 +259,11 @@ def _too_many(problem: Problem, table: Table, needed: int) -> InfeasiblePlanErro
         f"together; the limit is {bytes_text(problem.memory_limit_bytes)}",
         remedy="fewer stages a worker, more microbatches, or schedule='1f1b'",
     )
+
+
+def mesh_shape(content: PlanContent) -> tuple[int, ...]:
+    """Shape of the logical mesh of a stage's plan."""
+    return tuple(n for _, n in content.stages[0].mesh_axes)
 
 
 def keep_busy(store: Store, key: Key, content: PlanContent) -> None:

@@ -19,9 +19,7 @@ from autopar.search.pipeline.plan_candidate import plan_candidate
 def relaxed_pipeline(
     step: CuttableStep, candidate: Candidate, *, any_that_fits: bool = False, cutoff_s: float = math.inf
 ) -> Plan | None:
-    """The plan of a candidate by the relaxation of each kind of stage; None where none finds what fits and is faster.
-
-    Raises `NoRoomError` where a stage has no room, however it is planned.
+    """The plan of a candidate by the relaxation of each kind of stage; None where it is no faster, or cannot run.
 
     Args:
         step: the whole.
@@ -29,14 +27,15 @@ def relaxed_pipeline(
         any_that_fits: whether no other level of recomputation is relaxed once one fits.
         cutoff_s: seconds from which the plan is of no use: once the stages that are relaxed take as long by an
             estimate, no other is.
+
+    Raises:
+        InfeasiblePlanError: no relaxation finds what fits. It is a `NoRoomError` where no plan does.
     """
     hasty = with_relaxation_only(step.problem, any_that_fits=any_that_fits)
     try:
         relaxed = replace(candidate, shares_plans=True)
         plan = plan_candidate(replace(step, problem=hasty), relaxed, cutoff_s=cutoff_s)
-    except NoRoomError:
-        raise
-    except (InfeasiblePlanError, ScheduleError):
+    except ScheduleError:
         return None
     if isinstance(plan, Bounded):
         return None
@@ -52,12 +51,14 @@ class RelaxedPipelines:
         step: the whole.
         plans: with what they are of, in the order in which they were made.
         tried: candidates that were relaxed.
-        without_room: of these, those that no exact plan has room for either, with why.
+        unfit: of these, those of which none was found that fits, with why.
+        without_room: those that no exact plan has room for either, with why.
     """
 
     step: CuttableStep
     plans: list[tuple[Plan, Candidate]] = field(default_factory=list)
     tried: list[Candidate] = field(default_factory=list)
+    unfit: dict[Candidate, InfeasiblePlanError] = field(default_factory=dict)
     without_room: dict[Candidate, NoRoomError] = field(default_factory=dict)
 
     def fastest(self) -> tuple[Plan, Candidate] | None:
@@ -82,6 +83,9 @@ class RelaxedPipelines:
                 plan = relaxed_pipeline(self.step, candidate, cutoff_s=cutoff_s)
             except NoRoomError as error:
                 self.without_room[candidate] = error
+                continue
+            except InfeasiblePlanError as error:
+                self.unfit[candidate] = error
                 continue
             if plan is not None and (not least_gain or plan.step_time < cutoff_s):
                 self.plans.append((plan, candidate))

@@ -26,11 +26,13 @@ from autopar.search.pipeline.candidates import (
     all_slicings,
     candidates,
     fewest_blocks,
+    layers_of,
     schedule_of,
     trains,
     uniform_candidate,
 )
 from autopar.search.pipeline.first_pipeline import fastest_of_equal_stages, first_plan
+from autopar.search.pipeline.plan_candidate import mesh_shape
 from autopar.search.pipeline.relaxed_pipelines import RelaxedPipelines
 from autopar.search.pipeline.search_space import is_of_few_operators, is_small
 from autopar.search.pipeline.stage_problem import in_flight
@@ -42,13 +44,13 @@ from autopar.search.pipeline.trials import (
     nothing_planned,
     seconds_of,
 )
+from autopar.search.pipeline.whole_steps import by_likeness
 from autopar.search.problem import Problem
 from autopar.search.problem_data import is_importable
 from autopar.search.source import StageSource
 from autopar.search.trials import Trials
 from autopar.search.worker_pool import SERIAL, WorkerPool
 from autopar.sharding.registry import registered_rules
-from autopar.stages import cluster
 from autopar.stages.layers import forward_operators
 
 
@@ -114,9 +116,10 @@ def _best(
 def _of_few_slicings(search: PipelineSearch, trials: Trials[PipelineTrial, Plan]) -> list[Plan]:
     """Plans of the slicings of the least estimates, then with half and twice the microbatches of the fastest."""
     problem, job = search.problem, search.problem.job
-    if job.num_microbatches is None and not is_small(problem):
-        return _of_the_fastest_relaxed(search, trials)
     both_given = job.num_stages is not None and job.num_microbatches is not None
+    is_one = both_given and schedule_of(problem).chunks == 1 and problem.subproblem.cutoff_s == math.inf
+    if not is_small(problem) and not is_one:
+        return _of_the_fastest_relaxed(search, trials)
     # Of a small step all are kept, for the record; of others those alone that are faster than the ones before.
     seconds = None if is_small(problem) else seconds_of
     known = [plan for plan, _ in _first(search)]
@@ -150,20 +153,37 @@ def _of_the_fastest_relaxed(search: PipelineSearch, trials: Trials[PipelineTrial
     if best is not None:
         return _exactly(search, trials, *best)
     for candidates_of_round in _rounds(search):
+        candidates_of_round = [c for some in candidates_of_round for c in _on_likely_meshes(problem, some)]
         with search.clock.phase("relaxed pipelines"):
             relaxed.add(candidates_of_round)
             best = relaxed.fastest()
-            if best is not None and _may_win(problem, [best[0]]):
+            if best is not None and problem.job.num_microbatches is None and _may_win(problem, [best[0]]):
                 relaxed.climb()
                 best = relaxed.fastest()
         if best is not None:
             return _exactly(search, trials, *best)
-        without_room = {c: relaxed.without_room[c] for c in candidates_of_round if c in relaxed.without_room}
-        trials.failures.update({PipelineTrial(c): error for c, error in without_room.items()})
-        plans = trials.run((PipelineTrial(c) for c in candidates_of_round if c not in without_room), seconds=seconds_of)
-        if plans:
+        _tell_unfit(trials, relaxed)
+        known = problem.subproblem.cutoff_s < math.inf
+        planned = [] if known else [c for c in candidates_of_round if c not in relaxed.without_room]
+        plans = trials.run(map(PipelineTrial, planned), seconds=seconds_of)
+        if plans or schedule_of(problem).chunks > 1:
             break
     return plans
+
+
+def _on_likely_meshes(problem: Problem, candidate: Candidate) -> list[Candidate]:
+    """A candidate of equal submeshes on the two logical meshes that are most like the machine, unless it names some."""
+    sizes = {size for _, size in candidate.devices}
+    if candidate.meshes or problem.job.mesh_shape is not None or len(sizes) > 1:
+        return [candidate]
+    shapes = [mesh.shape for mesh in by_likeness(problem.cluster.part(0, *sizes))[:2]]
+    return [replace(candidate, meshes=(shape,) * len(candidate.members)) for shape in shapes]
+
+
+def _tell_unfit(trials: Trials[PipelineTrial, Plan], relaxed: RelaxedPipelines) -> None:
+    """Adds candidates that do not fit relaxed to the failures of trials."""
+    for unfit in (relaxed.unfit, relaxed.without_room):
+        trials.failures.update({PipelineTrial(c): error for c, error in unfit.items()})
 
 
 def _exactly(
@@ -181,6 +201,7 @@ def _exactly(
         return []
     if problem.job.schedule == "auto" and candidate.schedule is None and relaxed.schedule != schedule_of(problem).name:
         candidate = replace(candidate, schedule=get(relaxed.schedule))
+    candidate = replace(candidate, meshes=tuple(map(mesh_shape, relaxed.content.parts)))
     effort = problem.policy.effort.after(units_of(problem.meter))
     problem = replace(problem, policy=replace(problem.policy, effort=effort))
     planned = PipelineSearch(replace(search.step, problem=problem), search.clock, search.planned)
@@ -284,17 +305,19 @@ def _of_two_stages_per_worker(search: PipelineSearch, trials: Trials[PipelineTri
         return trials.run(of_some, seconds=seconds_of, cutoff_s=problem.subproblem.cutoff_s)
     relaxed = RelaxedPipelines(search.step, [])
     with search.clock.phase("relaxed pipelines"):
-        relaxed.add(some)
+        relaxed.add(c for candidate in some for c in _on_likely_meshes(problem, candidate))
         best = relaxed.fastest()
-    return [] if best is None else _exactly(search, trials, *best)
+    if best is None:
+        _tell_unfit(trials, relaxed)
+        return []
+    return _exactly(search, trials, *best)
 
 
 def _with_two_stages_per_worker(problem: Problem, source: StageSource) -> Iterator[Candidate]:
     """Candidates with two stages on each worker: equal runs of layers on equal submeshes."""
     policy, count = problem.policy, problem.subproblem.first_count
     (workers,) = problem.subproblem.tried_stages or ()
-    wanted = min(policy.enumeration.layers_per_stage * workers, policy.enumeration.most_layers)
-    layers = cluster(problem.graph, source.microbatches(count), wanted)
+    layers = layers_of(problem, source, count, 2 * workers, fewest_blocks(problem, 2 * workers))
     # What differs between schedules is which worker has a stage, and how many microbatches it keeps.
     for schedule in (get(name) for name in policy.schedules.two_stages_per_worker):
         if len(layers.members) < workers * schedule.chunks:

@@ -156,6 +156,26 @@ def unevenness(problem: Problem, stages: int, chunks: int = 1, *, folds: bool = 
     return stages // chunks * heaviest / float(sums[-1])
 
 
+def may_have_one_loop(problem: Problem, stages: int) -> bool:
+    """Whether stages with as many trips each of the loop over layers are as even as stages of single layers.
+
+    Where their number divides the trips, and less than a trip is computed before and after the loop. Stages on unequal
+    devices, and steps in which each layer is recomputed for itself, are cut by single layers.
+
+    Args:
+        problem: the step.
+        stages: on all workers together.
+    """
+    forward = [op for op in problem.graph.operators if phase_of(op) == "forward" and not reads_fused(op)]
+    flops = [total_flops(problem.graph, op) for op in forward]
+    loops = [n for n, op in enumerate(forward) if op.primitive == "scan"]
+    if len(problem.cluster.groups) > 1 or problem.job.remat != "auto" or len(loops) != 1:
+        return False
+    (at,) = loops
+    trips = Scan.of(forward[at]).length
+    return trips % stages == 0 and trips * max(sum(flops[:at]), sum(flops[at + 1 :])) < flops[at]
+
+
 def may_have_stages(problem: Problem, stages: int) -> bool:
     """Whether so many stages on a large cluster are even enough.
 

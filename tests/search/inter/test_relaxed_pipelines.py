@@ -11,21 +11,27 @@ import msgspec
 import pytest
 
 import autopar
+from autopar.cost import CostModel
 from autopar.errors import InfeasiblePlanError
-from autopar.search import mesh_search
+from autopar.frontend import SignatureOptions, flatten_call, trace
+from autopar.lower.pipeline.source import TracedStages
+from autopar.lower.retrace import step_of
+from autopar.search import Job, Problem, mesh_search
 from autopar.search.intra import build
 from autopar.search.one_stage import OneStagePlanner
 from autopar.search.outcome import NoRoomError
 from autopar.search.pipeline import stage, whole_steps
 from autopar.search.pipeline.candidates import Candidate, CuttableStep
 from autopar.search.pipeline.first_pipeline import even_candidates, has_equal_stages, other_even_candidates
-from autopar.search.pipeline.plan_candidate import least_relaxation_s, plan_candidate
+from autopar.search.pipeline.plan_candidate import least_relaxation_s, mesh_shape, plan_candidate
 from autopar.search.pipeline.relaxed_pipelines import limit_cost, may_gain, relaxed_pipeline
+from autopar.search.pipeline.search import _on_likely_meshes, _with_two_stages_per_worker
 from autopar.search.policy import SearchPolicy, SizePolicy
 from autopar.search.several_stages import SeveralStages
 from autopar.search.store import Store
 from autopar.solver.memory import evenly_split_bytes
-from examples import mlp
+from autopar.stages import cluster
+from examples import gpt, mlp
 from tests.search.inter.test_busy import content_of
 from tests.search.problems import problem_with, toy, with_policy
 
@@ -258,3 +264,52 @@ def test_numbers_of_microbatches_in_which_nothing_fits_are_left_out(monkeypatch)
     for count in possible[: -len(counts)]:
         with pytest.raises(InfeasiblePlanError):
             planned(memory=memory, num_microbatches=count, remat="none", **shape)
+
+
+def _with_two_a_worker(workers, count):
+    """Candidates of a GPT of six blocks, and what cuts its step."""
+    fn, args = gpt.build("tiny", layers=6, batch=12, abstract=True)
+    signature, _ = flatten_call(fn, args, {}, SignatureOptions())
+    source = TracedStages(step_of(trace(fn, signature)))
+    nodes = toy(4 * workers, nodes=workers)
+    whole = Problem(source.step.graph, nodes, CostModel(nodes), job=Job(num_stages=None), source=source)
+    region = replace(whole.subproblem, tried_stages=(workers,), stages_per_worker=2, first_count=count)
+    blocks_are_layers = replace(LARGE, sizes=replace(LARGE.sizes, block_operators=0))
+    whole = replace(whole, subproblem=region, policy=blocks_are_layers)
+    return whole, source, list(_with_two_stages_per_worker(whole, source))
+
+
+def test_two_stages_on_each_worker_are_whole_blocks():
+    """Stages of parts of blocks are of as many kinds as there are stages, and as uneven."""
+    whole, source, some = _with_two_a_worker(3, 6)
+    blocks = cluster(whole.graph, source.microbatches(6), 6, fewest=6).members
+    assert [candidate.layers for candidate in some] == [blocks] * len(some) != []
+
+
+def test_a_candidate_without_meshes_is_relaxed_on_those_most_like_the_machine():
+    whole, _, (candidate, *_) = _with_two_a_worker(3, 6)
+    assert [c.meshes for c in _on_likely_meshes(whole, candidate)] == [((4,),) * 6, ((2, 2),) * 6]
+    named = replace(candidate, meshes=((2, 2),) * 6)
+    assert _on_likely_meshes(whole, named) == [named]
+    asked = replace(whole, job=replace(whole.job, mesh_shape=(2, 2)))
+    assert _on_likely_meshes(asked, candidate) == [candidate]
+
+
+def test_relaxations_try_first_the_mesh_on_which_the_stage_that_most_are_like_fits():
+    """Where it is not the one that was named, others are not tried on that one again."""
+    whole, source, (candidate, *_) = _with_two_a_worker(3, 6)
+    shapes = []
+
+    def intra(problem):
+        shapes.append(problem.job.mesh_shape)
+        if problem.job.mesh_shape == (4,):
+            raise InfeasiblePlanError("the mesh that was named")
+        return autopar.search.alpa(problem)
+
+    named = replace(candidate, meshes=((4,),) * 6)
+    plan = relaxed_pipeline(CuttableStep(whole, source, intra), named)
+    assert plan is not None
+    assert {mesh_shape(part) for part in plan.content.parts} == {(2, 2)}
+    later = itertools.dropwhile(lambda shape: shape is not None, shapes)
+    assert shapes[0] == (4,)
+    assert (4,) not in later

@@ -19,6 +19,7 @@ from autopar.search import Problem
 from autopar.search.job import Job
 from autopar.search.pipeline.search_space import (
     loops_over_layers,
+    may_have_one_loop,
     microbatches_and_stages,
     most_microbatches,
     stage_counts,
@@ -61,6 +62,23 @@ def test_stages_of_whole_nodes_have_nearly_equal_shares_of_layers(layers, nodes,
 @pytest.mark.parametrize(("stages", "uneven"), [(2, 1.0), (4, 1.0), (8, 16 / 12), (12, 1.0), (16, 16 / 12)])
 def test_stages_of_a_loop_are_as_uneven_as_their_layers(stages, uneven):
     assert unevenness(problem(48, layers=12, scan=True, batch=96), stages) == pytest.approx(uneven)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "remat", "stages", "may"),
+    [
+        ({}, "auto", 4, True),
+        ({}, "auto", 12, True),
+        ({}, "auto", 8, False),
+        ({}, "full", 4, False),
+        ({"vocab": 1 << 16}, "auto", 4, False),
+        ({"scan": False}, "auto", 4, False),
+    ],
+)
+def test_stages_have_one_loop_where_single_layers_would_make_none_more_even(sizes, remat, stages, may):
+    """Not where their number divides no layers, the head computes more than a layer, or layers are recomputed."""
+    given = {"layers": 12, "hidden": 64, "scan": True, "batch": 96, **sizes}
+    assert may_have_one_loop(problem(4, job=replace(FREE, remat=remat), **given), stages) == may
 
 
 @pytest.mark.slow

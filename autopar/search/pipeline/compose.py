@@ -34,6 +34,7 @@ def compose(problem: Problem, candidate: Candidate, sliced: Sliced, parts: Seque
     """The plan of all stages together; ``parts`` are theirs, on their devices."""
     graph = problem.graph
     problem.meter.add(Work.SCHEDULED, len(parts) * candidate.count)
+    problem.spend()  # many stages in many microbatches take as long as planning them
     seconds, record = step_record(table, *pipeline_of(graph, sliced, parts, table, problem.cost_model))
     placed = [_with_sends(c, i, record, candidate.count, sliced) for i, c in enumerate(parts)]
     inputs, outputs = _records(problem, sliced, parts)

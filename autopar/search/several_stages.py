@@ -39,8 +39,8 @@ class SeveralStages(StepProblem):
     def even(self) -> Plan | Bounded:
         """Even stages of whole nodes, planned without ranking numbers of stages.
 
-        Of the numbers there are the middle one is taken, and the largest where it does not fit: all hold as much state
-        a device, more of them take longer to plan, and fewer hold less in flight.
+        The middle one of the possible numbers is taken, and the largest where it does not fit. Any number holds as much
+        state a device; a larger one takes longer to plan, a smaller one has larger messages inside each stage.
 
         Raises:
             InfeasiblePlanError: no stages are whole nodes, or nothing fits.

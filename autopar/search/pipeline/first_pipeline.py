@@ -89,8 +89,7 @@ def fastest_of_equal_stages(relaxed: RelaxedPipelines) -> tuple[Plan, Candidate]
         return None
     others = other_even_candidates(relaxed.step.problem, relaxed.step.source, first[1])
     relaxed.add(others, relaxed.step.problem.policy.effort.least_gain)
-    if relaxed.step.problem.job.num_microbatches is None:
-        relaxed.climb()
+    relaxed.climb()
     return relaxed.fastest()
 
 

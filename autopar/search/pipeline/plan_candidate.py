@@ -87,7 +87,6 @@ def _planned_stages(
 ) -> list[PlanContent] | Bounded:
     """The plan of every stage, on its devices. `Bounded` where the pipeline takes ``cutoff_s`` or more."""
     order = _in_order(pipeline, relaxed=candidate.shares_plans)
-    # Of relaxations on equal submeshes all are tried first on the mesh of the stage that most are like.
     # Relaxations go on as long as those that are there say that it may be of use.
     relaxes_first = candidate.shares_plans and cutoff_s < math.inf and has_stage_a_worker(pipeline.table)
     keys, store = dict[int, Key](), pipeline.problem.store
@@ -101,6 +100,7 @@ def _planned_stages(
     of_use_s = cutoff_s if relaxes_first or pipeline.table.after else math.inf
     if not relaxes_first:
         submit_stages(pipeline, order, candidate.devices, shared, of_use_s)
+    # Of relaxations on equal submeshes all are tried first on the mesh of the stage that most are like.
     is_even = len({size for _, size in candidate.devices}) == 1
     contents: dict[int, PlanContent] = {}
     by_kind, tightest = dict[int, StagePlanner](), dict[int, int]()

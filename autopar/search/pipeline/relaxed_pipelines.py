@@ -91,7 +91,12 @@ class RelaxedPipelines:
                 self.plans.append((plan, candidate))
 
     def climb(self) -> None:
-        """Relaxes the slicing of the fastest in half or in twice the microbatches, and so on while that is faster."""
+        """Relaxes the slicing of the fastest in half or in twice the microbatches, and so on while that is faster.
+
+        Nothing where their number is asked for.
+        """
+        if self.step.problem.job.num_microbatches is not None:
+            return
         before, least_gain = None, self.step.problem.policy.effort.least_gain
         while (best := self.fastest()) is not None and best is not before:
             before = best

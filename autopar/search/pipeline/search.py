@@ -157,7 +157,7 @@ def _of_the_fastest_relaxed(search: PipelineSearch, trials: Trials[PipelineTrial
         with search.clock.phase("relaxed pipelines"):
             relaxed.add(candidates_of_round)
             best = relaxed.fastest()
-            if best is not None and problem.job.num_microbatches is None and _may_win(problem, [best[0]]):
+            if best is not None and _may_win(problem, [best[0]]):
                 relaxed.climb()
                 best = relaxed.fastest()
         if best is not None:

@@ -54,7 +54,7 @@ def _of_layers(**sizes: Any) -> Problem:
 
 @pytest.mark.parametrize(("layers", "first"), [(16, 8), (13, 2), (12, 4)])
 def test_even_stages_are_first_of_the_middle_number(layers: int, first: int) -> None:
-    """Of 2, 4, 8 and 16 stages of 16 layers 8 come first: more take longer to plan, and fewer hold less in flight."""
+    """Of 2, 4, 8 and 16 stages of 16 layers 8 come first: more take longer to plan, fewer have larger messages."""
     source = _Source()
     planner: Any = SeveralStages(_of_layers(layers=layers), source, None, alpa)  # type: ignore[arg-type]
     with pytest.raises(_TakenApart):

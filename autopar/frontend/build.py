@@ -81,6 +81,10 @@ def tensor_type(aval: Any) -> TensorType:
     return TensorType(tuple(int(d) for d in getattr(aval, "shape", ())), dtype_name(getattr(aval, "dtype", "token")))
 
 
+#: Graphs of bodies by the identity of the jaxpr, the name of the region, and how its inputs count.
+_Bodies = dict[tuple[int, str, tuple[Counting, ...]], BoundGraph]
+
+
 class _GraphBuilder:
     """Walks a jaxpr once, collecting operators. Used by `build_graph` alone."""
 
@@ -103,6 +107,7 @@ class _GraphBuilder:
         self.facts = ValueFacts(self.producers, self.types, self.given, self.entering)
         self.fixed = FixedValues(self.producers)
         self.taken_over: set[str] = set()
+        self.bodies: _Bodies = {}
 
     def fresh(self, scope: str, primitive: str) -> str:
         stem = f"{scope}/{primitive}" if scope else primitive
@@ -137,12 +142,13 @@ class _GraphBuilder:
             inputs = [self.read(env, v) for v in eqn.invars]
             # jax keeps one jaxpr of a jitted function, so that what is in it may not know who calls.
             outside = self.source, self.marks, self.in_remat
-            self.source = source_line(eqn.source_info) or self.source
-            self.marks = marks_of(self.marks, marks_of_equation(eqn, self.in_remat))
             label = None if self.labels is None else self.labels.origin(where)
-            if label is not None:
+            if label is None:
+                self.marks = marks_of(self.marks, marks_of_equation(eqn, self.in_remat))
+            else:
                 where, self.origin, self.marks = label.scope, label.id, label.marks
-                self.source = self.source if label.source is None else label.source
+            line = None if label is None else label.source
+            self.source = (source_line(eqn.source_info) or self.source) if line is None else line
             self.in_remat = self.in_remat or is_differentiated_remat(eqn)
             results = self.equation(eqn, inputs, where)
             (self.source, self.marks, self.in_remat), self.origin = outside, None
@@ -174,7 +180,7 @@ class _GraphBuilder:
             return self.barrier(inputs, types, scope)
         if eqn.primitive.name == "scan" and not eqn.params["length"]:
             return self.no_trips(eqn, inputs, scope)
-        regions = region_graphs(eqn, [self.facts.counting(o) for o in inputs], self.labels)
+        regions = region_graphs(eqn, [self.facts.counting(o) for o in inputs], self.labels, self.bodies)
         params: Mapping[str, Any] = without_shardings(eqn)
         if is_resizing(eqn.primitive.name):
             results = self.resized(eqn, inputs, scope)
@@ -403,7 +409,10 @@ def _may_merge(
 
 
 def region_graphs(
-    eqn: JaxprEqn, counting: Sequence[Counting] = (), labels: Labels | None = None
+    eqn: JaxprEqn,
+    counting: Sequence[Counting] = (),
+    labels: Labels | None = None,
+    known: _Bodies | None = None,
 ) -> dict[str, BoundGraph]:
     """Bodies of a scan, while or cond equation by name; empty for any other.
 
@@ -411,6 +420,8 @@ def region_graphs(
         eqn: the equation.
         counting: how its operands count.
         labels: of `build_graph`.
+        known: graphs of bodies that were built before, to which new ones are added: the loops over groups of layers
+            share one body.
     """
     name, params = eqn.primitive.name, eqn.params
     bodies: dict[str, ClosedJaxpr] = {}
@@ -421,7 +432,11 @@ def region_graphs(
     elif name == "cond":
         bodies = {str(i): b for i, b in enumerate(params["branches"])}
     entering = entering_regions(name, params, counting)
-    return {k: build_graph(body, k, labels=labels, entering=entering[k]) for k, body in bodies.items()}
+    graphs = {} if known is None else known
+    for k, body in bodies.items():
+        if (id(body), k, tuple(entering[k])) not in graphs:
+            graphs[id(body), k, tuple(entering[k])] = build_graph(body, k, labels=labels, entering=entering[k])
+    return {k: graphs[id(body), k, tuple(entering[k])] for k, body in bodies.items()}
 
 
 def build_graph(

@@ -354,7 +354,9 @@ class _UpdateTrip:
         self.values.update((o, lax.expand_dims(self.slices[o], (0,))) for o in fetched)
         operands = [scalar(o) if isinstance(o, Literal) else self.values[o] for o in op.operands]
         with update.recorder.around(op):
-            results = run_on_shards(update.bound, op, loop.updates[op.id], operands, loop.length, self.number)
+            results = run_on_shards(
+                update.bound, op, loop.updates[op.id], operands, loop.length, lambda axes: self.number
+            )
         self.values.update(zip((v.name for v in op.results), results, strict=True))
         for name in (v.name for v in op.results):
             if name in loop.results:  # one array for what the loop makes and for its readers in the trip

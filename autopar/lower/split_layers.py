@@ -9,7 +9,7 @@ of time once more (see `autopar.microbatch`): the rules say which operators trea
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -286,7 +286,7 @@ class _SplitValues:
     def _run(self, op: Operator, matched: Match, group: int) -> list[Any]:
         """Runs ``op`` on the pieces of a group."""
         operands = [self.group_of(o, k, group) for o, k in zip(op.operands, matched.operands, strict=True)]
-        return run_on_shards(self.bound, op, matched, operands, self.groups, jnp.int32(group))
+        return run_on_shards(self.bound, op, matched, operands, self.groups, lambda axes: jnp.int32(group))
 
     def _matched(self, op: Operator, matched: Match) -> None:
         """Runs an operator group by group; terms of a reduction are joined at once."""
@@ -359,7 +359,12 @@ def _along(rank: int, dim: int) -> Layout:
 
 
 def run_on_shards(
-    bound: BoundGraph, op: Operator, matched: Match, operands: Sequence[Any], count: int, number: Any
+    bound: BoundGraph,
+    op: Operator,
+    matched: Match,
+    operands: Sequence[Any],
+    count: int,
+    number: Callable[[Sequence[str]], Any],
 ) -> list[Any]:
     """Runs an operator on one of the shards into which layers split its operands.
 
@@ -369,7 +374,7 @@ def run_on_shards(
         matched: layouts of its operands and results over `AXIS`.
         operands: the shards.
         count: of shards.
-        number: of the shard, an int32 scalar.
+        number: of the shard over mesh axes, an int32 scalar; few operators ask for it.
     """
     types, applied = bound.graph.operand_types(op), bound.bounds[op.id]
     context = LocalContext(
@@ -378,7 +383,7 @@ def run_on_shards(
         tuple(v.type for v in op.results),
         tuple(k or Layout.replicated(t.rank) for k, t in zip(matched.operands, types, strict=True)),
         matched.results,
-        lambda axes: number,
+        number,
         op=op,
     )
     return localize(applied.primitive, applied.params, list(operands), context)

@@ -7,11 +7,11 @@ dataflows, `step_of` states how it comes about.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autopar.errors import ScheduleError
-from autopar.schedule import Dataflow, Table, Task, Work, WorkSpec, marked_text, run_round_robin, work_of
+from autopar.schedule import Dataflow, Table, Task, Work, WorkSpec, marked_text, run_round_robin
 from autopar.simulate.durations import Durations
 
 #: A value on its way: (name, sending worker, receiving worker).
@@ -99,18 +99,25 @@ class _TimedWalk:
         # What passes of one stage give each other is there when it is wanted: they are on one worker, in order.
         self.reads = {s.work: tuple(n for n in s.reads if self._crosses(n)) for s in dataflow.works}
         self.sends = {s.work: self._sends(s) for s in dataflow.works}
+        self.works = {(s.work.kind, s.work.stage, s.work.part): s.work for s in dataflow.works}
 
     def _crosses(self, name: str) -> bool:
         maker = self.dataflow.writers.get(name)
         return maker is not None and any(w.stage != maker.stage for w in self.dataflow.readers.get(name, ()))
 
-    def _sends(self, spec: WorkSpec) -> tuple[tuple[str, tuple[Work, ...]], ...]:
-        passes = ((n, self.dataflow.readers.get(n, ())) for n in spec.writes if self._crosses(n))
-        return tuple((n, tuple(w for w in works if w.kind != "update")) for n, works in passes)
+    def _sends(self, spec: WorkSpec) -> tuple[tuple[str, tuple[Work, ...], tuple[int, ...]], ...]:
+        """Values that a work sends, their readers, and the workers of these; none where microbatches take turns."""
+        sent = []
+        for name in filter(self._crosses, spec.writes):
+            readers = tuple(w for w in self.dataflow.readers.get(name, ()) if w.kind != "update")
+            workers = [self.table.workers_of_stage(w.stage) for w in readers]
+            fixed = sorted({w for (w,) in workers}) if all(len(w) == 1 for w in workers) else ()
+            sent.append((name, readers, tuple(fixed)))
+        return tuple(sent)
 
     def carry_out(self, worker: int, task: Task) -> bool:
         """Sets the end of a pass and when what it makes arrives; False where something that it reads is not known."""
-        work, microbatch = work_of(task), task.microbatch
+        work, microbatch = self.works[task.kind, task.stage, task.slice], task.microbatch
         start = self.free[worker]
         for name in self.reads[work]:
             arrival = self.arrived.get((name, microbatch, worker))
@@ -118,12 +125,16 @@ class _TimedWalk:
                 return False
             start = max(start, arrival)
         end = self._compute(work, worker, start)
-        for name, readers in self.sends[work]:
+        for name, readers, everywhere in self.sends[work]:
             self.arrived[name, microbatch, worker] = end
-            targets = {self.table.worker_of(Task(r.kind, r.stage, microbatch)) for r in readers}  # type: ignore[arg-type]
-            for target in sorted(targets - {worker}):
-                self.arrived[name, microbatch, target] = self._transfer((name, worker, target), end)
+            for target in everywhere or self._targets(readers, microbatch):
+                if target != worker:
+                    self.arrived[name, microbatch, target] = self._transfer((name, worker, target), end)
         return True
+
+    def _targets(self, readers: Sequence[Work], microbatch: int) -> list[int]:
+        """Workers that take a value of a microbatch, ascending."""
+        return sorted({self.table.worker_of(Task(r.kind, r.stage, microbatch)) for r in readers})  # type: ignore[arg-type]
 
     def _compute(self, work: Work, worker: int, start: float) -> float:
         """Time at which a work that a worker begins is over."""

@@ -70,6 +70,14 @@ def test_nothing_has_the_size_of_all_layers(build, groups, x64):
         assert np.linalg.norm(whole - value) <= 1e-10 * max(np.linalg.norm(value), 1e-12)
 
 
+def test_loops_over_groups_share_one_body():
+    plain, _ = traced(*with_ramps())
+    graph = split_layers(plain, 3).step.graph
+    loops = [op for op in graph.operators if op.primitive == "scan"]
+    assert len(loops) == 6
+    assert len({id(op.region("body")) for op in loops}) == 2  # of the forward and of the backward pass
+
+
 @pytest.mark.parametrize(
     ("layers", "stages", "groups"),
     [(80, 8, 16), (80, 16, 16), (60, 4, 12), (96, 32, 96), (105, 35, 105), (128, 64, 128), (48, 2, 8), (48, 1, 4)],

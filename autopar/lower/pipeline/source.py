@@ -48,13 +48,23 @@ _Members = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True, eq=False)
 class _Cut:
-    """The step cut into stages: where everything runs, what each stage does, and of what kind it is."""
+    """The step cut into stages: where everything runs, what each stage does, and of what kind it is.
+
+    Args:
+        members: by stage the ids of its operators of the forward pass.
+        map: stages of all operators.
+        parts: of each stage.
+        table: compares stages.
+        kinds: contents of stages, by number.
+        formed: stages in the forms that were asked for before.
+    """
 
     members: _Members
     map: StageMap
     parts: tuple[StageParts, ...]
     table: KindTable
     kinds: dict[int, StageKind] = field(default_factory=dict)
+    formed: dict[tuple[int, StepForm], _Formed] = field(default_factory=dict)
 
     def kind(self, stage: int) -> StageKind:
         """Content of a stage, for comparison with others."""
@@ -66,6 +76,23 @@ class _Cut:
         """Layers of a stage that recomputes something, by the ids of their operators; empty of others."""
         members = self.members[self.parts[stage].stage]
         return members_of(members, form.layer_ends or ()) if form.remat != "none" else ()
+
+
+@dataclass(frozen=True)
+class _Formed:
+    """A stage in a form.
+
+    Args:
+        graph: of it.
+        origins: of its operators.
+        digest: of the first stage that is isomorphic to it, in this form.
+        traced: operators of that one.
+    """
+
+    graph: Graph
+    origins: Mapping[str, str]
+    digest: str
+    traced: int
 
 
 class _OnDemand(Sequence[Item]):
@@ -199,6 +226,13 @@ class TracedStages:
 
     def _planned(self, cut: _Cut, stage: int, form: StepForm) -> tuple[Graph, Mapping[str, str]]:
         """The graph of a stage and the origins of its operators: of the first isomorphic stage, under other names."""
+        if (stage, form) not in cut.formed:
+            cut.formed[stage, form] = self._formed(cut, stage, form)
+        formed = cut.formed[stage, form]
+        self.meter.keep(f"traced {formed.digest}", Meter({Work.TRACED: formed.traced}))
+        return formed.graph, formed.origins
+
+    def _formed(self, cut: _Cut, stage: int, form: StepForm) -> _Formed:
         kind, name = cut.kind(stage), f"{self.step.graph.name}/stage {cut.parts[stage].stage}"
         at = {id: n for n, id in enumerate(kind.operators)}
         # An operator of the forward pass that joins terms of several stages runs after the loop, and not again.
@@ -216,7 +250,6 @@ class TracedStages:
             ids = tuple(tuple(old.operators[n] for n in layer) for layer in layers)
             self.traced[key] = self._in_form(first_cut, first, there, ids, self.bases), digest
         source, digest = self.traced[key]
-        self.meter.keep(f"traced {digest}", Meter({Work.TRACED: len(source.graph.operators)}))
         origins: Mapping[str, str]
         if old is kind:
             graph, origins = source.graph, _origins(source)
@@ -226,7 +259,8 @@ class TracedStages:
         # Equal graphs are made so again and again, and text takes longer than that.
         paths = ([i.name for i in graph.inputs], [(o.path, o.updates) for o in graph.outputs])
         recipe = repr((graph_digest(self.step.graph), digest, self.without_flush, self.after, graph.name, paths))
-        return with_digest(graph, hashlib.sha256(recipe.encode()).hexdigest()[:24]), origins
+        graph = with_digest(graph, hashlib.sha256(recipe.encode()).hexdigest()[:24])
+        return _Formed(graph, origins, digest, len(source.graph.operators))
 
     def _updated(self, cut: _Cut, stage: int) -> UpdatedParts | None:
         """Parts of a stage whose backward loop updates its layers; None where it may not."""

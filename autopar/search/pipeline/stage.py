@@ -27,7 +27,14 @@ from autopar.search.pipeline import no_room
 from autopar.search.pipeline.isomorphic_stages import StagePlanner, renamed_content
 from autopar.search.pipeline.memory import stage_bytes
 from autopar.search.pipeline.search_space import is_small
-from autopar.search.pipeline.stage_problem import PlacedStage, ScheduledStages, graph_in_form, in_flight, stage_problem
+from autopar.search.pipeline.stage_problem import (
+    PlacedStage,
+    ScheduledStages,
+    first_graph,
+    graph_in_form,
+    in_flight,
+    stage_problem,
+)
 from autopar.search.problem import Problem
 from autopar.search.sure_work import SureWork, sure_works
 from autopar.search.techniques import (
@@ -41,7 +48,7 @@ from autopar.search.techniques import (
     segments_of,
 )
 from autopar.search.trials import Trials
-from autopar.sharding.padding import PaddedDim
+from autopar.sharding.padding import PaddedDim, renamed_dims
 
 
 def cost_of_limit_s(content: PlanContent) -> float:
@@ -344,11 +351,17 @@ class _Forms:
 
 
 def _paddings(placed: PlacedStage, planned: _PlannedForm) -> tuple[tuple[PaddedDim, ...], ...]:
-    """Ways to pad a stage that is planned without padding; dims are named as without segments, which come after it."""
-    graph, _ = graph_in_form(placed.pipeline, placed.stage, structs.replace(planned.form, segment_layers=0))
-    return padded_dims(
-        Asked(replace(placed.pipeline.problem, graph=graph, cluster=placed.part), planned.content.stages[0])
-    )
+    """Ways to pad a stage that is planned without padding; dims are named as without segments, which come after it.
+
+    They are found once for all stages that are the same but for names.
+    """
+    content, part = planned.content.stages[0], placed.part
+    first, graph = first_graph(placed.pipeline, placed.stage, structs.replace(planned.form, segment_layers=0))
+    problem = replace(placed.pipeline.problem, graph=first, cluster=part)
+    key = problem.store.key("paddings", first, part.num_devices, content.host_bytes > 0, content.form.backward_update)
+    options = problem.store.once(key, lambda: padded_dims(Asked(problem, content)))
+    names = {i.name: j.name for i, j in zip(first.inputs, graph.inputs, strict=True)}
+    return tuple(renamed_dims(dims, names) for dims in options)
 
 
 def _is_short(content: PlanContent) -> bool:

@@ -147,10 +147,7 @@ def stage_problem(
 ) -> StageProblem:
     """A stage in a form as a problem. InfeasiblePlanError where what others send it fills its devices."""
     pipeline, stage, part = placed.pipeline, placed.stage, placed.part
-    problem, table, of_stage = pipeline.problem, pipeline.table, _stage_graph(pipeline, stage, form)
-    first = pipeline.first(stage)
-    like = _stage_graph(pipeline, first, pipeline.named(form, stage, first))
-    planned = like if like.kind == of_stage.kind else of_stage
+    problem, table, (planned, of_stage) = pipeline.problem, pipeline.table, _with_first(pipeline, stage, form)
     extra, others = pipeline.in_flight(stage) - 1, pipeline.other_stages(stage)
     received = extra * received_bytes(pipeline.sliced, stage, placed.placement[1])
     whole = problem.job.memory_limit_bytes or part.memory_bytes
@@ -205,6 +202,18 @@ def graph_in_form(pipeline: ScheduledStages, stage: int, form: StepForm) -> tupl
     return of_stage.graph, of_stage.form
 
 
+def first_graph(pipeline: ScheduledStages, stage: int, form: StepForm) -> tuple[Graph, Graph]:
+    """The graph of the first stage that is like a stage in a form but for names, and that of the stage itself.
+
+    Args:
+        pipeline: what is planned.
+        stage: its number.
+        form: the form.
+    """
+    planned, of_stage = _with_first(pipeline, stage, form)
+    return planned.graph, of_stage.graph
+
+
 @dataclass(frozen=True)
 class _StageGraph:
     """The graph of a stage in a form.
@@ -222,6 +231,13 @@ class _StageGraph:
     constraints: tuple[Constraint, ...]
     kind: tuple[object, ...]
     form: StepForm
+
+
+def _with_first(pipeline: ScheduledStages, stage: int, form: StepForm) -> tuple[_StageGraph, _StageGraph]:
+    """The first stage that is like a stage in a form but for names, and the stage itself."""
+    of_stage, first = _stage_graph(pipeline, stage, form), pipeline.first(stage)
+    like = _stage_graph(pipeline, first, pipeline.named(form, stage, first))
+    return like if like.kind == of_stage.kind else of_stage, of_stage
 
 
 def _stage_graph(pipeline: ScheduledStages, stage: int, form: StepForm) -> _StageGraph:

@@ -76,6 +76,8 @@ class _LinkFile(_Strict, frozen=True):
     switch_share: _Fraction | None = None
     group_shares: tuple[tuple[_Count, _Fraction], ...] = ()
     collectives: tuple[_CollectiveFile, ...] = ()
+    refill_bandwidth: _Positive | None = None
+    refill_bytes: _NotNegative = 0.0
 
 
 class _GroupFile(_Strict, frozen=True):

@@ -84,6 +84,9 @@ class LinkSpec:
             of a node all of it. Empty where a switch joins all. Only for links inside a node.
         collectives: what was measured of collectives; other kinds take what latency and bandwidth say. Only for links
             inside a node.
+        refill_bandwidth: bytes/s at which a device that waited for others gets back into its caches what it had there;
+            None where no time is lost. Only for links inside a node.
+        refill_bytes: bytes that it gets back at most. Only for links inside a node.
 
     Raises:
         ClusterError: a value is impossible; it names the field.
@@ -97,6 +100,8 @@ class LinkSpec:
     switch_share: float | None = None
     group_shares: tuple[tuple[int, float], ...] = ()
     collectives: tuple[MeasuredCollective, ...] = ()
+    refill_bandwidth: float | None = None
+    refill_bytes: float = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bandwidth", positive("LinkSpec.bandwidth", self.bandwidth))
@@ -116,6 +121,9 @@ class LinkSpec:
         if len({(m.kind, m.devices) for m in measured}) < len(measured):
             raise ClusterError("LinkSpec.collectives has a kind of one number of devices twice", remedy="give it once")
         object.__setattr__(self, "collectives", tuple(measured))
+        if self.refill_bandwidth is not None:
+            object.__setattr__(self, "refill_bandwidth", positive("LinkSpec.refill_bandwidth", self.refill_bandwidth))
+        object.__setattr__(self, "refill_bytes", positive("LinkSpec.refill_bytes", self.refill_bytes, zero=True))
 
     def group_bandwidth(self, count: int) -> float:
         """Bytes/s that each of ``count`` neighbours sends to the others of them at most."""

@@ -107,6 +107,12 @@ def _group(measured: MeasuredGroup) -> list[str]:
     if fitted.collectives:
         lines += ["# What they took, all groups of so many devices at once: [bytes of the full tensor, seconds]."]
         lines += ["collectives = [", *(f"    {_collective(m)}," for m in fitted.collectives), "]"]
+    if fitted.refill is not None:
+        lines += [
+            "# What small all-reduces take longer between products of matrices of so many bytes than in a row.",
+            f"refill_bandwidth = {fitted.refill.bandwidth:.4g}",
+            f"refill_bytes = {fitted.refill.bytes:.9g}",
+        ]
     return [*lines, "", "[groups.inter]", *_inter(measured)]
 
 

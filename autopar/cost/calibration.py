@@ -8,8 +8,8 @@ What is fitted, each by medians of repeated measurements:
     memory         likewise, of cheap elementwise operators and sums
     links          alpha and beta of `autopar.cost.collectives`, least squares of relative errors over all
                    collectives, groups and sizes
-    collectives    medians by kind, group and bytes, over groups of neighbours and of devices far apart, and what one
-                   between two products takes longer than in a row of collectives
+    collectives    medians by kind, group and bytes, over groups of neighbours and of devices far apart
+    refill         bytes of a matrix over the seconds by which all-reduces take longer between products than in a row
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -49,8 +49,8 @@ class Sample:
         name: dtype of products and copies; kind of the collective or convolution; "" of products
             between which there is none; the function; "" for others.
         amount: operators of a chain, FLOPs of a product or convolution, bytes read and written by a copy, bytes read by
-            a copy in another order or a reduction, bytes of the full tensor of a collective, elements of a function,
-            bytes of new memory; of one of ``runs``.
+            a copy in another order or a reduction, bytes of the full tensor of a collective, bytes of the result of a
+            product with or without one after it, elements of a function, bytes of new memory; of one of ``runs``.
         runs: how often the program does it.
         group: devices that a collective runs over, all groups at once.
         seconds: of the whole program, one for each repetition.
@@ -95,6 +95,19 @@ class Rate:
 
 
 @dataclass(frozen=True)
+class Refill:
+    """Caches that devices fill again after they waited for each other, as `autopar.cluster.LinkSpec` has it.
+
+    Args:
+        bandwidth: bytes/s at which caches are filled again.
+        bytes: that are filled again at most.
+    """
+
+    bandwidth: float
+    bytes: float
+
+
+@dataclass(frozen=True)
 class Calibration:
     """Figures of the devices that were measured.
 
@@ -107,7 +120,8 @@ class Calibration:
         link_error: median relative error of the fitted link.
         link_spread: median spread of the collectives' measurements.
         chain_spread: likewise of the chains.
-        collectives: what they took, by kind and group.
+        collectives: what they took in a row, by kind and group.
+        refill: what they take longer after work; None where that is nothing.
     """
 
     call_s: float
@@ -119,6 +133,7 @@ class Calibration:
     link_spread: float
     chain_spread: float
     collectives: tuple[MeasuredCollective, ...] = ()
+    refill: Refill | None = None
 
 
 def spread_of(seconds: Sequence[float]) -> float:
@@ -149,6 +164,7 @@ def fit(samples: Sequence[Sample]) -> Calibration:
         return busy_s(s, call_s, launch_s)
 
     link = fit_link(by_what["collective"], call_s) if by_what["collective"] else None
+    collectives = collectives_of(by_what["collective"], call_s)
     return Calibration(
         call_s,
         launch_s,
@@ -158,7 +174,8 @@ def fit(samples: Sequence[Sample]) -> Calibration:
         link_error(by_what["collective"], call_s, link) if link else 0.0,
         median_spread(by_what["collective"]),
         median_spread(chains),
-        collectives_of(by_what["collective"], call_s, by_what["between"]),
+        collectives,
+        refill_of(collectives, by_what["between"], call_s),
     )
 
 
@@ -225,16 +242,12 @@ def fit_link(collectives: Sequence[Sample], call_s: float) -> Link:
     return Link(1 / per_byte_s, latency_s)
 
 
-def collectives_of(
-    collectives: Sequence[Sample], call_s: float, between: Sequence[Sample] = ()
-) -> tuple[MeasuredCollective, ...]:
+def collectives_of(collectives: Sequence[Sample], call_s: float) -> tuple[MeasuredCollective, ...]:
     """Seconds of collectives by kind, group and bytes. Fewer bytes never take longer: a larger value counts as noise.
 
     Args:
         collectives: samples; those of one kind, group and size are of groups that lie differently.
         call_s: seconds of a call, taken off each.
-        between: samples of products with and without a collective between them: devices that wait for each other
-            change places on the cores of a host, and find their caches lost.
     """
     measured: dict[tuple[str, int], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for s in collectives:
@@ -244,22 +257,31 @@ def collectives_of(
         sizes = sorted(by_bytes)
         seconds = itertools.accumulate((statistics.geometric_mean(by_bytes[b]) for b in sizes), max)
         collectives_by_group.append(MeasuredCollective(kind, group, tuple(zip(sizes, seconds, strict=True))))
-    more_s = _between_s(collectives_by_group, between, call_s)
-    return tuple(replace(m, seconds=tuple((b, t + more_s) for b, t in m.seconds)) for m in collectives_by_group)
+    return tuple(collectives_by_group)
 
 
-def _between_s(collectives: Sequence[MeasuredCollective], between: Sequence[Sample], call_s: float) -> float:
-    """Seconds that small all-reduces take longer between products than in a row: the median of groups, or 0."""
-    alone_s = [_collective_s(s, call_s) for s in between if not s.name]
-    if not alone_s:
-        return 0.0
+def refill_of(collectives: Sequence[MeasuredCollective], between: Sequence[Sample], call_s: float) -> Refill | None:
+    """Bytes of a matrix, and these over what small all-reduces take longer between products of such than in a row.
+
+    The median of groups counts; None where it is not longer. Devices that wait for each other change places on the
+    cores of a host, and find their caches lost.
+
+    Args:
+        collectives: what they take in a row.
+        between: samples of products with and without an all-reduce between them.
+        call_s: seconds of a call, taken off each.
+    """
+    products = [s for s in between if not s.name]
+    if not products:
+        return None
+    alone_s = statistics.median(_collective_s(s, call_s) for s in products)
     in_a_row_s = {m.devices: m.seconds[0][1] for m in collectives if m.kind == "all-reduce"}
     longer_s = [
-        _collective_s(s, call_s) - statistics.median(alone_s) - in_a_row_s[s.group]
-        for s in between
-        if s.name and s.group in in_a_row_s
+        _collective_s(s, call_s) - alone_s - in_a_row_s[s.group] for s in between if s.name and s.group in in_a_row_s
     ]
-    return max(0.0, statistics.median(longer_s)) if longer_s else 0.0
+    if not longer_s or statistics.median(longer_s) <= 0:
+        return None
+    return Refill(products[0].amount / statistics.median(longer_s), products[0].amount)
 
 
 def link_error(collectives: Sequence[Sample], call_s: float, link: Link) -> float:

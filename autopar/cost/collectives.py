@@ -17,6 +17,9 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+from numpy.typing import NDArray
+
 from autopar.cluster import Link, LinkSpec, LogicalMesh
 
 #: Kinds of collectives, and ``send`` between two devices.
@@ -123,6 +126,18 @@ def measured_s(kind: str, full_bytes: float, devices: int, link: LinkSpec) -> fl
         return above[0].at(full_bytes)
     share = math.log(devices / largest.devices) / math.log(above[0].devices / largest.devices)
     return float(least_s ** (1 - share) * above[0].at(full_bytes) ** share)
+
+
+def refill_s(bytes: float | NDArray[np.float64], link: LinkSpec) -> float | NDArray[np.float64]:
+    """Seconds in which a device gets back into its caches what it loses there while it waits for others.
+
+    Args:
+        bytes: of what a device holds of the value that is sent.
+        link: what connects devices of the node.
+    """
+    if link.refill_bandwidth is None:
+        return 0.0 * bytes
+    return np.minimum(bytes, link.refill_bytes) / link.refill_bandwidth
 
 
 def collective_matmul_s(blocks: int, block_s: float, message_s: float, *, overlaps: bool) -> float:

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from autopar.cluster import Cluster, ConvolutionRate, Curve, Device, LogicalMesh
-from autopar.cost.collectives import all_reduce_tree_s, collective_s, measured_s
+from autopar.cost.collectives import all_reduce_tree_s, collective_s, measured_s, refill_s
 from autopar.cost.compute import least_roofline_s, roofline_s
 from autopar.cost.constants import Constants, Numbers, Stack, StartPrices, constants_of
 from autopar.cost.kernels import KernelRates, Matrices, kernel_rates
@@ -87,6 +87,21 @@ class CostModel:
         if kind != "all-reduce" or self.all_reduce == "ring":
             return ring_s
         return min(ring_s, all_reduce_tree_s(full_bytes, mesh.group_size(axes), mesh.link(axes)))
+
+    @property
+    def refills(self) -> bool:
+        """Whether devices that wait for each other lose time besides that of their collectives."""
+        return any(g.intra.refill_bandwidth is not None for g in self.cluster.groups)
+
+    def refill_s(self, bytes: Numbers) -> Numbers:
+        """Seconds beyond those of collectives that devices lose by waiting for each other, once a conversion.
+
+        Collectives of one conversion follow each other in a row, as those that were measured.
+
+        Args:
+            bytes: of what a device holds of the value that is sent; arrays for several conversions.
+        """
+        return functools.reduce(np.maximum, [refill_s(bytes, g.intra) for g in self.cluster.groups])
 
     def operator_s(self, flops: float, bytes: float, dtype: str, *, starts: bool = True) -> float:
         """Seconds of one operator's share on one device: launch and roofline.

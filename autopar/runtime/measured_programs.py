@@ -365,7 +365,7 @@ def _between(mesh: Mesh, kind: str) -> Case:
 
         return program(mesh, body, [((_SIDE, _SIDE), jnp.float32), ((_SMALL,), jnp.float32)])
 
-    return Case("between", kind, 4.0 * _SMALL, mesh.shape[AXIS] if kind else 1, make)
+    return Case("between", kind, 4.0 * _SIDE**2, mesh.shape[AXIS] if kind else 1, make)
 
 
 def _case(mesh: Mesh, kind: str, size: int) -> Case:

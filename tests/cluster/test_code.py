@@ -37,6 +37,8 @@ def _device(**changes):
         (lambda: MeasuredCollective("all-reduce", 1, ((1.0, 1.0),)), "devices is 1"),
         (lambda: MeasuredCollective("all-reduce", 2, ()), "no points"),
         (lambda: MeasuredCollective("all-reduce", 2, ((1.0, 1.0), (2.0, 0.5))), "must rise"),
+        (lambda: LinkSpec(1e9, 0, refill_bandwidth=0.0), "LinkSpec.refill_bandwidth"),
+        (lambda: LinkSpec(1e9, 0, refill_bytes=-1.0), "LinkSpec.refill_bytes"),
         (lambda: LinkSpec(1e9, 0, collectives=(MeasuredCollective("send", 2, ((1.0, 1.0),)),) * 2), "twice"),
         (lambda: NodeGroup(0, 1, _device(), LINK, LINK), "NodeGroup.count"),
         (lambda: NodeGroup(1, True, _device(), LINK, LINK), "NodeGroup.devices_per_node"),

@@ -171,16 +171,34 @@ def test_groups_between_and_beyond_the_measured_ones(tmp_path: Path) -> None:
     assert CostModel(old).collective_s("all-gather", 1e5, ("y",), mesh) == ring_s
 
 
-@pytest.mark.parametrize(("longer_s", "more_s"), [(3e-4, 3e-4), (-1e-5, 0.0)])
-def test_collectives_between_products_wait_longer(longer_s: float, more_s: float) -> None:
-    """By what the smallest all-reduce takes longer there than in a row, by the median of groups; never shorter."""
-    row = collectives_of(grouped(), CALL_S)
-    products = [sample("between", "", 1024, 1.5e-3)]
+#: Bytes of a matrix between whose products there are all-reduces.
+HELD_BYTES = 2.0**18
+
+
+def between(longer_s: float) -> list[Sample]:
+    """Products, alone and with an all-reduce that takes so much longer than in a row."""
     least_s = {n: device_s("all-reduce", SIZES[0], n) for n in (2, 4)}
-    waits = [sample("between", "all-reduce", 1024, 1.5e-3 + s + longer_s, group=n) for n, s in least_s.items()]
-    for plain, longer in zip(row, collectives_of(grouped(), CALL_S, [*products, *waits]), strict=True):
-        assert (plain.kind, plain.devices) == (longer.kind, longer.devices)
-        assert [s for _, s in longer.seconds] == pytest.approx([s + more_s for _, s in plain.seconds])
+    waits = [sample("between", "all-reduce", HELD_BYTES, 1.5e-3 + s + longer_s, group=n) for n, s in least_s.items()]
+    return [sample("between", "", HELD_BYTES, 1.5e-3), *waits]
+
+
+def test_collectives_between_products_refill_caches(tmp_path: Path) -> None:
+    """A conversion of as many bytes and of more takes as much longer, of half of them half; the table is of a row."""
+    cluster = read_again(tmp_path, [*grouped(), *between(3e-4)])
+    cost, (mesh,) = CostModel(cluster), cluster.logical_meshes((8,))
+    assert cost.refill_s(HELD_BYTES) == pytest.approx(3e-4, rel=1e-3)
+    assert cost.refill_s(np.array([0.0, HELD_BYTES / 2, 9 * HELD_BYTES])) == pytest.approx([0, 1.5e-4, 3e-4], rel=1e-3)
+    for size in SIZES:
+        in_a_row_s = pytest.approx(device_s("all-reduce", size, 8), rel=1e-3)
+        assert cost.collective_s("all-reduce", size, ("x",), mesh) == in_a_row_s
+
+
+@pytest.mark.parametrize("waits", [between(-1e-5), between(0.0)[:1], []])
+def test_collectives_that_take_no_longer_between_products_refill_nothing(tmp_path: Path, waits: list[Sample]) -> None:
+    cluster = read_again(tmp_path, [*grouped(), *waits])
+    assert cluster.groups[0].intra.refill_bandwidth is None
+    assert CostModel(cluster).refill_s(HELD_BYTES) == 0.0 and not CostModel(cluster).refills
+    assert not CostModel(Cluster.load("local-cpu")).refills
 
 
 def test_fewer_bytes_that_took_longer_are_noise() -> None:

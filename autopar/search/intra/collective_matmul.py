@@ -151,7 +151,8 @@ def _together(
         sizes = [float(sent[n].bytes) for n in members]
         separate_s = sum(sent[n].seconds for n in members)
         axes = tuple(axis.split("+"))
-        joined_s = sum(weight * cost.collective_s(kind, b, axes, mesh) for b in cost.combined(sizes, limit))
+        lost_s, joined = max(sent[n].lost_s for n in members), cost.combined(sizes, limit)
+        joined_s = sum(lost_s + weight * cost.collective_s(kind, b, axes, mesh) for b in joined)
         for n in members if joined_s < separate_s else ():
             together[n] = replace(sent[n], seconds=joined_s * sent[n].bytes / sum(sizes))
     return tuple(together)

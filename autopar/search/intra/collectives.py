@@ -46,7 +46,8 @@ class PricedCollective:
     """One collective of a choice: what it is, of which value, for which use, how often a step, and seconds a step.
 
     ``before`` and ``after`` are the layouts of the conversion that it is part of. ``block`` says between which blocks
-    of a product a message is. ``wire`` is the format whose codes are sent.
+    of a product a message is. ``wire`` is the format whose codes are sent. ``lost_s`` are those of the seconds that
+    devices lose by waiting for each other (`CostModel.refill_s`), once for what is sent as one.
     """
 
     kind: str
@@ -60,6 +61,7 @@ class PricedCollective:
     after: Layout | None = None
     block: MatmulBlock | None = None
     wire: str = ""
+    lost_s: float = 0.0
 
 
 def collectives(
@@ -96,12 +98,14 @@ def collectives(
             routes = by_program[program]
             for n, ((_, before), (_, after)) in enumerate(pairs := routes.take(required, use.phase)):
                 weight = v.weight if n < len(pairs) - 1 else use.weight
-                for sent in routes.tables.communication(v.sent, before, after):
-                    axes = "+".join(sent.axes)
-                    seconds = weight * sent.seconds
+                held_bytes = before.local_bytes(v.sent, sharding_problem.mesh.sizes)
+                refill_s = weight * float(problem.cost_model.refill_s(held_bytes))
+                for m, sent in enumerate(routes.tables.communication(v.sent, before, after)):
+                    axes, lost_s = "+".join(sent.axes), refill_s if m == 0 else 0.0
                     yield PricedCollective(
-                        sent.kind, v.key, sent.full_bytes, axes, use, weight, seconds, before, after, wire=sent.wire
-                    )
+                        sent.kind, v.key, sent.full_bytes, axes, use, weight, weight * sent.seconds + lost_s,
+                        before, after, wire=sent.wire, lost_s=lost_s,
+                    )  # fmt: skip
     yield from _edges(problem, sharding_problem, choice)
 
 

@@ -33,7 +33,7 @@ class NeighbourMessage:
         operand: index of the operand whose edge or piece it is.
         bytes: that one device sends.
         axes: mesh axes along which the neighbours lie.
-        seconds: of the message.
+        seconds: of the message, with `CostModel.refill_s` where it follows work.
     """
 
     operand: int
@@ -63,14 +63,18 @@ def edges(
     for operand in sorted({e.operand for e in strategy.exchanges}.difference(there)):
         type = types[operand]
         shape = strategy.operand_layouts[operand].local_shape(type.shape, mesh.sizes)
+        more_s = float(cost.refill_s(strategy.operand_layouts[operand].local_bytes(type, mesh.sizes)))
         for elements, axes in messages(strategy.exchanges, operand, shape):
             bytes = elements * type.nbytes // max(1, type.size)  # no element where there is none to send
-            yield NeighbourMessage(operand, bytes, axes, cost.collective_s("collective-permute", bytes, axes, mesh))
+            seconds = cost.collective_s("collective-permute", bytes, axes, mesh)
+            yield NeighbourMessage(operand, bytes, axes, seconds + more_s if bytes else seconds)
+            more_s = 0.0 if bytes else more_s
     for ring in strategy.rings:
         type, layout = types[ring.operand], strategy.operand_layouts[ring.operand]
         bytes = layout.local_bytes(type, mesh.sizes)
+        more_s = float(cost.refill_s(bytes))
         bytes = bytes if not ring.width else bytes * type.size // type.nbytes * ring.width
-        seconds = cost.collective_s("collective-permute", bytes, ring.axes, mesh)
+        seconds = cost.collective_s("collective-permute", bytes, ring.axes, mesh) + more_s
         yield from (NeighbourMessage(ring.operand, bytes, ring.axes, seconds) for _ in range(ring.count))
     site = AttentionSite(cost, mesh, strategy, op, types)
     if strategy.rings and site.skips_masked:

@@ -14,6 +14,7 @@ from autopar.ir import Layout, TensorType
 from autopar.search.intra.sharding_problem import Array
 from autopar.search.resharding import path_tables
 from autopar.sharding import Factor, Rule, strategies
+from autopar.sharding.reshard import PathTables
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class LayoutTable:
     mesh: LogicalMesh
     cost: CostModel
     known: dict[tuple[TensorType, bool], tuple[Layout, ...]] = field(default_factory=dict)
-    matrices: dict[tuple[TensorType, int, int], Array] = field(default_factory=dict)
+    matrices: dict[tuple[TensorType, int, int, bool], Array] = field(default_factory=dict)
     numbers: dict[int, tuple[object, int]] = field(default_factory=dict)
     by_layouts: dict[tuple[Layout, ...], int] = field(default_factory=dict)
     distinct: list[tuple[tuple[Layout, ...], NDArray[np.int64]]] = field(default_factory=list)
@@ -65,6 +66,8 @@ class LayoutTable:
 
     def __post_init__(self) -> None:
         self.paths = path_tables(self.mesh, self.cost).sending(self.wire)
+        #: Tables in which what is sent costs something, and nothing else does.
+        self.messages = PathTables(self.mesh, lambda *_: 1.0, local=lambda _: 0.0)
 
     def sending(self, wire: str) -> LayoutTable:
         """The table for values that are sent in the format ``wire``; "" is as they are."""
@@ -141,7 +144,7 @@ class LayoutTable:
         known = self.by_identity.get(identity)
         if known is not None:
             return known[2]
-        seconds = self._once(type, self._number(sources), self._number(targets))
+        seconds = self._once(type, sources, targets, refills=True)
         if weight != 1.0:
             seconds = seconds * weight
             self.entries += seconds.size
@@ -169,8 +172,10 @@ class LayoutTable:
             return self.resharding(type, stored, targets, weight)
         identity = (type, id(stored), id(used), id(targets), weight)
         if identity not in self.nearest:
-            either = (self.resharding(type, layouts, targets, weight) for layouts in (stored, used))
-            seconds = np.minimum(*either)
+            here_s, copies_s = (self.resharding(type, layouts, targets, weight) for layouts in (stored, used))
+            # The path alone says which is nearer, as in `Routes`.
+            here, copies = (self._once(type, layouts, targets, refills=False) for layouts in (stored, used))
+            seconds = np.where(copies < here, copies_s, here_s)
             self.entries += seconds.size
             self.nearest[identity] = (stored, used, targets, seconds)
         return self.nearest[identity][3]
@@ -187,12 +192,18 @@ class LayoutTable:
             known = self.numbers[id(layouts)] = (layouts, number)
         return known[1]
 
-    def _once(self, type: TensorType, sources: int, targets: int) -> Array:
-        key = (type, sources, targets)
+    def _once(self, type: TensorType, sources: Sequence[Layout], targets: Sequence[Layout], *, refills: bool) -> Array:
+        refills = refills and self.cost.refills
+        key = (type, self._number(sources), self._number(targets), refills)
         seconds = self.matrices.get(key)
         if seconds is None:
-            (rows, row_at), (columns, column_at) = self.distinct[sources], self.distinct[targets]
-            seconds = self.paths.cost_matrix(type, rows, columns)[np.ix_(row_at, column_at)]
+            (rows, row_at), (columns, column_at) = self.distinct[key[1]], self.distinct[key[2]]
+            seconds = self.paths.cost_matrix(type, rows, columns)
+            if refills:
+                sends = self.messages.cost_matrix(type, rows, columns) > 0
+                refill_s = np.asarray(self.cost.refill_s(self.local_bytes(type, rows)))
+                seconds = seconds + sends * refill_s[:, None]
+            seconds = seconds[np.ix_(row_at, column_at)]
             self.entries += seconds.size
             self.matrices[key] = seconds
         return seconds

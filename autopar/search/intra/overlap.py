@@ -318,7 +318,8 @@ def _joined(
     for group in groups:
         first, separate_s = sent[group[0]], sum(joined[m].seconds for m in group)
         whole_bytes, axes = sum(sent[m].bytes for m in group), tuple(first.axis.split("+"))
-        joined_s = min(separate_s, first.weight * cost.collective_s(first.kind, whole_bytes, axes, mesh))
+        lost_s = max(sent[m].lost_s for m in group)
+        joined_s = min(separate_s, lost_s + first.weight * cost.collective_s(first.kind, whole_bytes, axes, mesh))
         for m in group:
             joined[m] = replace(joined[m], seconds=joined[m].seconds * (joined_s / separate_s if separate_s else 1.0))
     return tuple(joined)

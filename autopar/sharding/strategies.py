@@ -193,8 +193,10 @@ def _exchanges(rule: Rule, assigned: tuple[Assignment, ...], sizes: Mapping[str,
     """The edges that shards need in an assignment, by operand and dim."""
     exchanges = []
     for number, factor in enumerate(rule.factors):
+        if factor.halo is None:
+            continue
         axes = tuple(a.axis for a in assigned if a.factor == number)
-        if factor.halo is None or not axes:
+        if not axes:
             continue
         reach = factor.halo.reach(math.prod(sizes[axis] for axis in axes))
         if reach is not None and reach.sends:
@@ -208,8 +210,9 @@ def _rings(rule: Rule, assigned: tuple[Assignment, ...], sizes: Mapping[str, int
     """The shards that go around in an assignment."""
     rings = []
     for number, factor in enumerate(rule.factors):
-        axes = tuple(a.axis for a in assigned if a.factor == number)
-        rings += [RingExchange.of(t, axes, sizes) for t in factor.travels if axes]
+        if factor.travels:
+            axes = tuple(a.axis for a in assigned if a.factor == number)
+            rings += [RingExchange.of(t, axes, sizes) for t in factor.travels if axes]
     return tuple(rings)
 
 

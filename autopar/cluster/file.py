@@ -77,7 +77,7 @@ class _LinkFile(_Strict, frozen=True):
     group_shares: tuple[tuple[_Count, _Fraction], ...] = ()
     collectives: tuple[_CollectiveFile, ...] = ()
     refill_bandwidth: _Positive | None = None
-    refill_bytes: _NotNegative = 0.0
+    refill_bytes: _Positive | None = None
 
 
 class _GroupFile(_Strict, frozen=True):

@@ -86,7 +86,7 @@ class LinkSpec:
             inside a node.
         refill_bandwidth: bytes/s at which a device that waited for others gets back into its caches what it had there;
             None where no time is lost. Only for links inside a node.
-        refill_bytes: bytes that it gets back at most. Only for links inside a node.
+        refill_bytes: bytes that it gets back at most; None for all. Only for links inside a node.
 
     Raises:
         ClusterError: a value is impossible; it names the field.
@@ -101,7 +101,7 @@ class LinkSpec:
     group_shares: tuple[tuple[int, float], ...] = ()
     collectives: tuple[MeasuredCollective, ...] = ()
     refill_bandwidth: float | None = None
-    refill_bytes: float = 0.0
+    refill_bytes: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bandwidth", positive("LinkSpec.bandwidth", self.bandwidth))
@@ -121,9 +121,9 @@ class LinkSpec:
         if len({(m.kind, m.devices) for m in measured}) < len(measured):
             raise ClusterError("LinkSpec.collectives has a kind of one number of devices twice", remedy="give it once")
         object.__setattr__(self, "collectives", tuple(measured))
-        if self.refill_bandwidth is not None:
-            object.__setattr__(self, "refill_bandwidth", positive("LinkSpec.refill_bandwidth", self.refill_bandwidth))
-        object.__setattr__(self, "refill_bytes", positive("LinkSpec.refill_bytes", self.refill_bytes, zero=True))
+        for name in ("refill_bandwidth", "refill_bytes"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, positive(f"LinkSpec.{name}", getattr(self, name)))
 
     def group_bandwidth(self, count: int) -> float:
         """Bytes/s that each of ``count`` neighbours sends to the others of them at most."""

@@ -137,7 +137,8 @@ def refill_s(bytes: float | NDArray[np.float64], link: LinkSpec) -> float | NDAr
     """
     if link.refill_bandwidth is None:
         return 0.0 * bytes
-    return np.minimum(bytes, link.refill_bytes) / link.refill_bandwidth
+    most = math.inf if link.refill_bytes is None else link.refill_bytes
+    return np.minimum(bytes, most) / link.refill_bandwidth
 
 
 def collective_matmul_s(blocks: int, block_s: float, message_s: float, *, overlaps: bool) -> float:

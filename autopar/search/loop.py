@@ -39,7 +39,8 @@ class Relaxation:
         name: in words.
         spread: share by which plans of one search differ in how many times its seconds they take; None for a bound,
             which closes regions by itself alone.
-        like: name of another whose plans say how far it is off, before it has a plan of its own; "" where none does.
+        like: name of another whose plans say how far it is off, and what they cost, before it has a plan of its own; ""
+            where none does.
     """
 
     name: str
@@ -120,7 +121,7 @@ class OpenRegion:
         ratio = known.ratio(self.relaxation)
         off = self.relaxation.off(ratio, effort, work)
         gap, expected_s = effort.gap_after(work), (1 - off) * (ratio or 1.0) * self.expected_s
-        longer = known.works.get(self.relaxation.name, 0) / max(1, work)
+        longer = known.work(self.relaxation) / max(1, work)
         if self.least_s >= (1 - gap) * known.best_s or expected_s >= (1 - gap - effort.price * longer) * known.best_s:
             return Bounded(self.relaxation.name, max(self.least_s, expected_s))
         return None
@@ -172,6 +173,10 @@ class Known:
     def ratio(self, relaxation: Relaxation) -> float:
         """Least ratio of a plan's seconds to those that the relaxation estimated; 0 before there is one."""
         return self.ratios.get(relaxation.name, self.ratios.get(relaxation.like, 0.0))
+
+    def work(self, relaxation: Relaxation) -> int:
+        """Most work units that planning a region of the relaxation took, or of one like it; 0 before there is one."""
+        return self.works.get(relaxation.name, self.works.get(relaxation.like, 0))
 
     def planned(self, region: OpenRegion, plan: Plan, least_gain: float) -> Known:
         """The state after a region was planned.

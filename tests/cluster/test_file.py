@@ -296,7 +296,7 @@ links = st.builds(
     group_shares=st.dictionaries(st.integers(1, 8), fractions, max_size=3).map(lambda d: tuple(d.items())),
     collectives=st.lists(measured, max_size=3, unique_by=lambda m: (m.kind, m.devices)).map(tuple),
     refill_bandwidth=st.none() | numbers,
-    refill_bytes=st.floats(0, 1e9),
+    refill_bytes=st.none() | st.floats(1, 1e9),
 )
 curves = st.dictionaries(numbers, fractions, min_size=1, max_size=4).map(lambda d: Curve(tuple(sorted(d.items()))))
 rates = st.builds(

@@ -127,8 +127,12 @@ def test_estimates_are_corrected_by_what_plans_take() -> None:
         assert ("other" in planned) is is_planned
 
 
-def test_what_takes_long_to_plan_must_save_more() -> None:
-    """The first takes all of the work: another must save 30% of the step by its estimate, less a spread of a half."""
+@pytest.mark.parametrize("of_other", [ESTIMATE, Relaxation("another estimate", like=ESTIMATE.name)])
+def test_what_takes_long_to_plan_must_save_more(of_other: Relaxation) -> None:
+    """The first takes all of the work: another must save 30% of the step by its estimate, less a spread of a half.
+
+    The work of a relaxation that has none of its own is taken to be that of the one that it is like.
+    """
     for times, is_planned in ((1.3, True), (1.5, False)):
         problem, planned = _Problem(), list[str]()
 
@@ -138,7 +142,7 @@ def test_what_takes_long_to_plan_must_save_more() -> None:
 
         first = OpenRegion(Region("pipeline"), work, ESTIMATE, 0.0, 0.01)
         other = replace(_leaf("other", times * 0.01, 5.0, planned), least_s=0.0)
-        half = replace(ESTIMATE, spread=0.5)
+        half = replace(of_other, spread=0.5)
         fastest(problem, [first, replace(other, relaxation=half)])
         assert ("other" in planned) is is_planned
 

@@ -121,3 +121,8 @@ def test_small_pieces_are_sent_where_a_constant_would_repeat_all_work() -> None:
         planned = extract(problem, statement, solve(statement.problem).choice)
         sent.append(sum(c.count for c in planned.communication))
     assert sent[0] > 0 and sent[1] > 0 and sent[2] == 0
+
+
+def test_clusters_that_lose_nothing_do_not_name_it() -> None:
+    assert "refill" not in toy(8).to_json()
+    assert "refill_bytes" in refilling(toy(8)).to_json()

@@ -200,7 +200,9 @@ class Known:
 
     def worked(self, region: OpenRegion, work: int) -> Known:
         """The state with the work units that planning a region took."""
-        name = "" if region.relaxation is None else region.relaxation.name
+        if region.relaxation is None:
+            return self
+        name = region.relaxation.name
         return replace(self, works={**self.works, name: max(work, self.works.get(name, 0))})
 
     def _with_ratio(self, region: OpenRegion, seconds: float) -> Mapping[str, float]:

@@ -147,6 +147,12 @@ def test_what_takes_long_to_plan_must_save_more(of_other: Relaxation) -> None:
         assert ("other" in planned) is is_planned
 
 
+def test_the_work_of_a_region_without_a_relaxation_is_no_price_of_others() -> None:
+    known = Known().worked(_leaf("first", 0.0, 1.0, relaxation=None), 10**9)
+    assert known.work(ESTIMATE) == 0
+    assert known.worked(_leaf("second", 0.0, 1.0, relaxation=ESTIMATE), 7).work(ESTIMATE) == 7
+
+
 def test_a_region_of_which_nothing_is_known_is_expanded_at_once() -> None:
     planned = list[str]()
     fastest(_Problem(), [_leaf("bounded", 0.5, 2.0, planned), _leaf("unknown", 0.0, 1.0, planned, None)])

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from autopar.cost import total_flops
 from autopar.errors import MicrobatchError
@@ -70,6 +70,8 @@ def even_counts(graph: Graph) -> list[int]:
 def analyze(graph: Graph, count: int, late: frozenset[str] = frozenset()) -> Microbatching:
     """Analyzes ``graph`` in ``count`` microbatches.
 
+    Prints, and callbacks whose results nothing needs, run nowhere: `analyze_in_loops` has them run after the last loop.
+
     Args:
         graph: a traced train step with roles.
         count: number of equal microbatches. With 1 the loop holds the forward and the backward pass, and what is
@@ -80,6 +82,9 @@ def analyze(graph: Graph, count: int, late: frozenset[str] = frozenset()) -> Mic
         MicrobatchError: there is no batch, ``count`` does not divide it, or examples are mixed. The message of the
             last names the operator that would need all microbatches, with the user's line.
     """
+    returned = [o.operand for o in graph.outputs]
+    needed = {op.id for op in closure(graph.operators, returned)}
+    graph = replace(graph, operators=tuple(op for op in graph.operators if not op.effects or op.id in needed))
     if count == 1:
         return _once(graph, late)
     errors = []

@@ -413,7 +413,8 @@ class AmpStage:
         spec = self.flow.spec("before", self.number)
         if spec is not None:
             reads, writes = tuple(map(Buffer, spec.reads)), tuple(map(Buffer, spec.writes))
-            self.worker.do(Run(spec.work, NONE, reads, writes))
+            # No result may need the last ones, whose callbacks are of this call.
+            jax.block_until_ready(self.worker.do(Run(spec.work, NONE, reads, writes)))
 
 
 def _total(name: str) -> Buffer:

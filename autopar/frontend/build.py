@@ -409,10 +409,7 @@ def _may_merge(
 
 
 def region_graphs(
-    eqn: JaxprEqn,
-    counting: Sequence[Counting] = (),
-    labels: Labels | None = None,
-    known: _Bodies | None = None,
+    eqn: JaxprEqn, counting: Sequence[Counting], labels: Labels | None, known: _Bodies
 ) -> dict[str, BoundGraph]:
     """Bodies of a scan, while or cond equation by name; empty for any other.
 
@@ -432,11 +429,11 @@ def region_graphs(
     elif name == "cond":
         bodies = {str(i): b for i, b in enumerate(params["branches"])}
     entering = entering_regions(name, params, counting)
-    graphs = {} if known is None else known
+    keys = {k: (id(body), k, tuple(entering[k])) for k, body in bodies.items()}
     for k, body in bodies.items():
-        if (id(body), k, tuple(entering[k])) not in graphs:
-            graphs[id(body), k, tuple(entering[k])] = build_graph(body, k, labels=labels, entering=entering[k])
-    return {k: graphs[id(body), k, tuple(entering[k])] for k, body in bodies.items()}
+        if keys[k] not in known:
+            known[keys[k]] = build_graph(body, k, labels=labels, entering=entering[k])
+    return {k: known[key] for k, key in keys.items()}
 
 
 def build_graph(

@@ -16,7 +16,7 @@ from autopar.cluster import LogicalMesh
 from autopar.cost import PRODUCTS, CostModel, collective_matmul_s, matrices_of
 from autopar.ir import Layout, item_bytes
 from autopar.ir.state_flow import StateFlow
-from autopar.search.intra.collectives import MatmulBlock, PricedCollective, Thresholds
+from autopar.search.intra.collectives import MatmulBlock, PricedCollective, Thresholds, seconds_as_one
 from autopar.search.intra.overlap import producers_of, timed
 from autopar.search.intra.sharding_problem import ShardingProblem, SiteDraft, ValueDraft
 from autopar.search.intra.work import dtype_of
@@ -146,15 +146,12 @@ def _together(
         if of_state[n]:
             key = (c.kind, c.axis, c.use.phase, c.value.rpartition("/body/")[0], c.weight)
             groups.setdefault(key, []).append(n)
-    for (kind, axis, _, _, weight), members in groups.items():
+    for (kind, *_), members in groups.items():
         limit = cost.stack.gather_bytes if kind == "all-gather" else cost.stack.combine_bytes
-        sizes = [float(sent[n].bytes) for n in members]
-        separate_s = sum(sent[n].seconds for n in members)
-        axes = tuple(axis.split("+"))
-        lost_s, joined = max(sent[n].lost_s for n in members), cost.combined(sizes, limit)
-        joined_s = sum(lost_s + weight * cost.collective_s(kind, b, axes, mesh) for b in joined)
-        for n in members if joined_s < separate_s else ():
-            together[n] = replace(sent[n], seconds=joined_s * sent[n].bytes / sum(sizes))
+        some = [sent[n] for n in members]
+        joined_s, all_bytes = seconds_as_one(cost, mesh, some, limit), sum(c.bytes for c in some)
+        for n in members if joined_s < sum(c.seconds for c in some) else ():
+            together[n] = replace(sent[n], seconds=joined_s * sent[n].bytes / all_bytes)
     return tuple(together)
 
 

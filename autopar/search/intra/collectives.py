@@ -8,10 +8,13 @@ there, and ends for all who take them.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from autopar.cluster import LogicalMesh
+from autopar.cost import CostModel
 from autopar.cost.constants import Stack
 from autopar.ir import Layout
 from autopar.search.intra.edges import edges, there_already
@@ -62,6 +65,25 @@ class PricedCollective:
     block: MatmulBlock | None = None
     wire: str = ""
     lost_s: float = 0.0
+
+
+def seconds_as_one(
+    cost: CostModel, mesh: LogicalMesh, some: Sequence[PricedCollective], most_bytes: float = math.inf
+) -> float:
+    """Seconds of collectives of one kind and of the same groups of devices, a step, that are sent as one.
+
+    What waiting loses they lose once a message.
+
+    Args:
+        cost: prices a message.
+        mesh: the logical mesh.
+        some: the collectives, in the order in which they are ready.
+        most_bytes: bytes up to which they are sent as one.
+    """
+    first, lost_s = some[0], max(c.lost_s for c in some)
+    axes = tuple(first.axis.split("+"))
+    messages = cost.combined([float(c.bytes) for c in some], most_bytes)
+    return sum(lost_s + first.weight * cost.collective_s(first.kind, bytes, axes, mesh) for bytes in messages)
 
 
 def collectives(

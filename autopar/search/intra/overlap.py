@@ -17,7 +17,14 @@ from dataclasses import dataclass, replace
 from autopar.cluster import LogicalMesh
 from autopar.cost import CostModel
 from autopar.ir import Operator
-from autopar.search.intra.collectives import Ends, MatmulBlock, PricedCollective, Thresholds, combined
+from autopar.search.intra.collectives import (
+    Ends,
+    MatmulBlock,
+    PricedCollective,
+    Thresholds,
+    combined,
+    seconds_as_one,
+)
 from autopar.search.intra.sharding_problem import ShardingProblem
 
 
@@ -316,10 +323,8 @@ def _joined(
     """The transfers, of ``sent``, with the seconds of what is sent as one shared out over those of a group."""
     joined = list(transfers)
     for group in groups:
-        first, separate_s = sent[group[0]], sum(joined[m].seconds for m in group)
-        whole_bytes, axes = sum(sent[m].bytes for m in group), tuple(first.axis.split("+"))
-        lost_s = max(sent[m].lost_s for m in group)
-        joined_s = min(separate_s, lost_s + first.weight * cost.collective_s(first.kind, whole_bytes, axes, mesh))
+        separate_s = sum(joined[m].seconds for m in group)
+        joined_s = min(separate_s, seconds_as_one(cost, mesh, [sent[m] for m in group]))
         for m in group:
             joined[m] = replace(joined[m], seconds=joined[m].seconds * (joined_s / separate_s if separate_s else 1.0))
     return tuple(joined)

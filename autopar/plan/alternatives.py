@@ -24,7 +24,9 @@ def outcome_text(row: TrailRow, best_s: float) -> str:
     """
     if row.outcome == PLANNED and row.seconds is not None:
         expected = "" if row.estimate_s is None else f", {seconds_text(row.estimate_s)} expected by {row.why}"
-        return f"planned: {seconds_text(row.seconds)}" + _more(row.seconds, best_s) + expected
+        several = len(row.microbatches) > 1 or sum(last - first + 1 for first, last in row.stages) > 1
+        fastest = " the fastest" if several else ""
+        return f"planned: {seconds_text(row.seconds)}{fastest}" + _more(row.seconds, best_s) + expected
     if row.outcome == BOUNDED:
         least = "" if row.least_s is None else f" at least {seconds_text(row.least_s)}{_more(row.least_s, best_s)}"
         return f"bounded:{least}, {row.why}" if least else f"bounded: {row.why}"

@@ -219,12 +219,15 @@ class Known:
 
 
 def _tell_estimate(problem: Problem, region: OpenRegion, plan: Plan) -> None:
-    """Tells the trail what a relaxation expected of a region that has a plan now, of so many stages as it said."""
-    ranges = region.region.stages
-    has = not ranges or any(first <= plan.num_stages <= last for first, last in ranges)
+    """Tells the trail what a relaxation expected of a region that has a plan now, of so many stages as it said.
+
+    Of other numbers of stages in the region the plan says nothing.
+    """
+    of, number = region.region, plan.num_stages
+    has = not of.stages or any(first <= number <= last for first, last in of.stages)
     if region.relaxation is not None and region.expected_s > 0 and has:
         expected = Planned(plan.step_time, region.expected_s, region.relaxation.name)
-        problem.trail.close(region.region, expected)
+        problem.trail.close(replace(of, stages=((number, number),)) if of.stages else of, expected)
 
 
 def _tell_work(problem: Problem, region: OpenRegion, before: int, of_rows: int) -> None:

@@ -107,6 +107,13 @@ def test_the_trail_has_what_was_expected_of_a_plan() -> None:
     assert outcome_text(row, 2.0) == "planned: 2 s, 1 s expected by an estimate"
 
 
+def test_a_plan_of_a_region_of_several_numbers_of_stages_says_nothing_of_the_others() -> None:
+    problem, leaf = _Problem(), _leaf("some", 1.0, 2.0, relaxation=ESTIMATE)
+    fastest(problem, [replace(leaf, region=replace(leaf.region, stages=((2, 8),)))])
+    (row,) = problem.trail.rows
+    assert (row.stages, row.seconds) == (((2, 2),), 2.0) and problem.trail.covered() == {2}
+
+
 def test_what_saves_less_than_the_gap_is_closed() -> None:
     planned = list[str]()
     some = [

@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace as replace_row
 
 import autopar
 from autopar import Plan
 from autopar.cli import main
 from autopar.errors import InfeasiblePlanError, MicrobatchError, PlanMismatchError
-from autopar.plan.alternatives import TOPICS
-from autopar.plan.trail import BOUNDED, LEFT_OUT, PLANNED, TOO_LARGE, ranges_of, ranges_text
+from autopar.plan.alternatives import TOPICS, outcome_text
+from autopar.plan.trail import BOUNDED, LEFT_OUT, PLANNED, TOO_LARGE, TrailRow, ranges_of, ranges_text
 from autopar.report.page import plan_page
 from autopar.search import Manual
 from autopar.search.outcome import Bounded, Impossible, LeftOut, Planned, TooLarge
@@ -92,6 +93,13 @@ def test_a_planned_alternative_is_the_plan_asked_for_by_name() -> None:
         remat=other.remat,
     ).plan(*args)
     assert asked.step_time == pytest.approx(other.seconds, rel=0.01)
+
+
+def test_merged_rows_say_that_their_seconds_are_those_of_the_fastest() -> None:
+    row = TrailRow("pipeline", PLANNED, ((2, 2),), (4,), seconds=2.0)
+    assert outcome_text(row, 1.0) == "planned: 2 s (+100.0%)"
+    for several in (replace_row(row, stages=((2, 3),)), replace_row(row, microbatches=(4, 8))):
+        assert outcome_text(several, 1.0) == "planned: 2 s the fastest (+100.0%)"
 
 
 def test_memory_that_is_short_says_by_how_much_and_where() -> None:

@@ -82,9 +82,7 @@ def analyze(graph: Graph, count: int, late: frozenset[str] = frozenset()) -> Mic
         MicrobatchError: there is no batch, ``count`` does not divide it, or examples are mixed. The message of the
             last names the operator that would need all microbatches, with the user's line.
     """
-    returned = [o.operand for o in graph.outputs]
-    needed = {op.id for op in closure(graph.operators, returned)}
-    graph = replace(graph, operators=tuple(op for op in graph.operators if not op.effects or op.id in needed))
+    graph = _without_unread_effects(graph)
     if count == 1:
         return _once(graph, late)
     errors = []
@@ -102,6 +100,13 @@ def analyze(graph: Graph, count: int, late: frozenset[str] = frozenset()) -> Mic
         if microbatching.body or not errors:
             return microbatching
     raise errors[0]
+
+
+def _without_unread_effects(graph: Graph) -> Graph:
+    if not any(op.effects for op in graph.operators):
+        return graph
+    needed = {op.id for op in closure(graph.operators, [o.operand for o in graph.outputs])}
+    return replace(graph, operators=tuple(op for op in graph.operators if not op.effects or op.id in needed))
 
 
 def examples(graph: Graph, count: int, dim: int) -> dict[str, int] | None:

@@ -37,8 +37,9 @@ PLAIN_ERRORS = (TypeError, IndexError, ValueError)
 # How jax says in a plain TypeError, IndexError or ValueError that a value is not known while tracing.
 _CONCRETE = ("concrete values", "must be static integers", "must have static start", "Non-hashable static arguments")
 _UNTRACEABLE = ("not a valid JAX type", *_CONCRETE)
-# Python's own errors name the type that a value has while tracing. They may be the user's, and pass as they are.
-_WANTS_VALUES = ("Tracer", *_CONCRETE)
+# Python's own errors name the type that a value has while tracing. They may be the user's, and pass as they are. jax
+# has no gradient of the number from which a window begins, which is asked for only where a module's number is traced.
+_WANTS_VALUES = ("Tracer", "init_value_tangent", *_CONCRETE)
 # Causes and remedies of errors of tracing.
 _NEEDS_VALUE = (
     "Python code that needs the value of an array (if, while, int(), numpy) while jax traces the function",

@@ -174,6 +174,26 @@ def test_a_trace_is_tried_again_only_where_jax_wants_a_value():
     assert len(calls) == 1
 
 
+def test_a_number_of_a_model_that_has_no_gradient_is_a_value_of_the_program():
+    """As the first value of a window of equinox's pools, where all arrays of a module are differentiated."""
+
+    def step(model, x):
+        arrays = {k: v for k, v in model.items() if isinstance(v, jax.Array)}
+
+        def loss(arrays):
+            m = {**model, **arrays}
+            return jax.lax.reduce_window(x * m["w"], m["least"], jax.lax.max, (2, 1), (2, 1), "VALID").sum()
+
+        value, grads = jax.value_and_grad(loss)(arrays)
+        return {**model, **{k: v - 0.1 * grads[k] for k, v in arrays.items()}}, value
+
+    model, x = {"w": jnp.arange(4.0), "least": -float("inf")}, jnp.arange(32.0).reshape(8, 4)
+    got, want = autopar.parallelize(step, cluster=CLUSTER)(model, x), step(model, x)
+    assert got[0]["least"] == want[0]["least"]
+    np.testing.assert_allclose(got[0]["w"], want[0]["w"], rtol=1e-6)
+    np.testing.assert_allclose(got[1], want[1])
+
+
 def test_a_number_whose_value_is_wanted_is_a_value_of_the_program():
     step = autopar.parallelize(lambda x, n: x[:n] * 2 if n > 2 else x, cluster=CLUSTER)
     assert step(jnp.ones(8), 4).shape == (4,)

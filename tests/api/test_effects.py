@@ -150,7 +150,8 @@ def test_ordered_effects_are_refused_with_their_line(kind):
 
 
 @pytest.mark.parametrize(
-    ("in_loop", "kind", "microbatches"), [(False, "debug", 2), (True, "debug", 1), (False, "io", 2)]
+    ("in_loop", "kind", "microbatches"),
+    [(False, "debug", 1), (True, "debug", 1), (False, "debug", 2), (False, "io", 1), (False, "io", 2)],
 )
 def test_stages_say_which_prints_they_leave_out(in_loop, kind, microbatches):
     """Stages run what outputs need. Where the number of stages is free there is one, which prints."""
@@ -170,7 +171,6 @@ def test_stages_say_which_prints_they_leave_out(in_loop, kind, microbatches):
         return y, None
 
     def loss(ws, x):
-
         if in_loop:
             x, _ = jax.lax.scan(layer, x, ws)
         else:

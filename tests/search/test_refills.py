@@ -14,9 +14,11 @@ from autopar.cost import CostModel
 from autopar.ir import TensorType
 from autopar.search import Problem
 from autopar.search.intra import build
+from autopar.search.intra.collectives import PricedCollective, seconds_as_one
 from autopar.search.intra.edges import edges
 from autopar.search.intra.extract import extract
 from autopar.search.intra.layouts import LayoutTable
+from autopar.search.intra.sharding_problem import Use
 from autopar.search.resharding import path_tables
 from autopar.solver import solve
 from benchmarks.spatial import chain
@@ -126,3 +128,18 @@ def test_small_pieces_are_sent_where_a_constant_would_repeat_all_work() -> None:
 def test_clusters_that_lose_nothing_do_not_name_it() -> None:
     assert "refill" not in toy(8).to_json()
     assert "refill_bytes" in refilling(toy(8)).to_json()
+
+
+def test_what_is_sent_as_one_loses_the_most_of_it_once_a_message() -> None:
+    """Messages of up to 300 bytes of three collectives, twice a step: the first two go together."""
+    plain, _ = problems("mlp")
+    (mesh,) = plain.cluster.logical_meshes((8,))
+    cost, use = CostModel(plain.cluster), Use(0, (), 2.0, 0, "op", "update")
+    some = [
+        PricedCollective("all-reduce", "v", n, "x", use, 2.0, 1.0, lost_s=s)
+        for n, s in ((100, 0.5), (200, 3.0), (250, 1.0))
+    ]
+    as_one, in_two = (seconds_as_one(cost, mesh, some, most) for most in (float("inf"), 300.0))
+    assert as_one == pytest.approx(3.0 + 2 * cost.collective_s("all-reduce", 550.0, ("x",), mesh))
+    each_s = [cost.collective_s("all-reduce", bytes, ("x",), mesh) for bytes in (300.0, 250.0)]
+    assert in_two == pytest.approx(2 * 3.0 + 2 * sum(each_s))

@@ -2,14 +2,17 @@
 
 from autopar.cluster.catalog import available
 from autopar.cluster.cluster import Cluster
-from autopar.cluster.device import ConvolutionRate, Curve, Device
+from autopar.cluster.device import COEFFICIENTS, ConvolutionForm, ConvolutionKind, ConvolutionRate, Curve, Device
 from autopar.cluster.group import LinkSpec, MeasuredCollective, NodeGroup
 from autopar.cluster.mesh import Link, LogicalMesh, Span
 from autopar.cluster.stack import AdjustedStack
 
 __all__ = [
+    "COEFFICIENTS",
     "AdjustedStack",
     "Cluster",
+    "ConvolutionForm",
+    "ConvolutionKind",
     "ConvolutionRate",
     "Curve",
     "Device",

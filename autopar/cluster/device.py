@@ -7,7 +7,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from autopar.cluster.checks import fraction, positive, text, whole
 from autopar.errors import ClusterError
@@ -56,13 +56,22 @@ class Curve:
         return y0 + (y1 - y0) * math.log(amount / x0) / math.log(x1 / x0)
 
 
+#: "kernel gradient" where the window is larger than the result.
+ConvolutionKind = Literal["convolution", "kernel gradient"]
+#: How compilers for CPUs write convolutions, see `autopar.cost.convolutions`.
+ConvolutionForm = Literal["windows", "dilated", "loop"]
+#: Names of the coefficients of a `ConvolutionRate`.
+COEFFICIENTS = ("multiplication_s", "window_s", "kernel_s", "result_s", "scattered_s", "narrow_run_s")
+
+
 @dataclass(frozen=True, slots=True)
 class ConvolutionRate:
-    """Seconds of convolutions on a device, each a matrix product of windows and kernels.
+    """Seconds of convolutions on a device, most of which are matrix products of windows and kernels.
 
     A convolution with m windows of k elements and n features takes ``multiplication_s`` m k n + ``window_s`` m k +
-    ``kernel_s`` k n + ``result_s`` m n: windows and kernels are packed before they are multiplied. ``run_s`` counts for
-    each place of each window, and ``narrow_run_s`` as far as features are few (`autopar.cost.Convolution`).
+    ``kernel_s`` k n + ``result_s`` m n: windows and kernels are packed before they are multiplied. ``scattered_s``
+    counts for elements of windows that are read one by one, and ``narrow_run_s`` for places of windows, as far as
+    features are few (`autopar.cost.Convolution`).
 
     Args:
         kind: "convolution", or "kernel gradient" where the window is larger than the result.
@@ -71,31 +80,42 @@ class ConvolutionRate:
         window_s: seconds of an element of the windows.
         kernel_s: seconds of an element of the kernels.
         result_s: seconds of an element of the result.
-        run_s: seconds of a place of a window.
-        narrow_run_s: seconds that it takes longer at most where the result has few features.
+        scattered_s: seconds that an element of the windows takes longer that is read alone.
+        narrow_run_s: seconds that a place of a window takes longer at most where the result has few features.
+        form: how compilers write them: as "windows", or windows with "dilated" operands, or as a "loop" over elements,
+            in which only ``multiplication_s`` and ``result_s`` count.
 
     Raises:
         ClusterError: a value is impossible; it names the field.
     """
 
-    kind: Literal["convolution", "kernel gradient"]
+    kind: ConvolutionKind
     spatial_dims: int
     multiplication_s: float
     window_s: float = 0.0
     kernel_s: float = 0.0
     result_s: float = 0.0
-    run_s: float = 0.0
+    scattered_s: float = 0.0
     narrow_run_s: float = 0.0
+    form: ConvolutionForm = "windows"
 
     def __post_init__(self) -> None:
-        if self.kind not in ("convolution", "kernel gradient"):
+        if self.kind not in get_args(ConvolutionKind):
             raise ClusterError(
                 f"ConvolutionRate.kind is {self.kind!r}", remedy="one of 'convolution' and 'kernel gradient'"
             )
+        if self.form not in get_args(ConvolutionForm):
+            known = ", ".join(map(repr, get_args(ConvolutionForm)))
+            raise ClusterError(f"ConvolutionRate.form is {self.form!r}", remedy=f"one of {known}")
         object.__setattr__(self, "spatial_dims", whole("ConvolutionRate.spatial_dims", self.spatial_dims))
-        for name in ("multiplication_s", "window_s", "kernel_s", "result_s", "run_s", "narrow_run_s"):
+        for name in COEFFICIENTS:
             seconds = positive(f"ConvolutionRate.{name}", getattr(self, name), zero=name != "multiplication_s")
             object.__setattr__(self, name, seconds)
+
+    @property
+    def seconds(self) -> tuple[float, ...]:
+        """The coefficients, in their order."""
+        return tuple(getattr(self, name) for name in COEFFICIENTS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from autopar.cluster.checks import positive, whole
-from autopar.cluster.device import ConvolutionRate, Curve, Device
+from autopar.cluster.device import ConvolutionForm, ConvolutionKind, ConvolutionRate, Curve, Device
 from autopar.cluster.group import LinkSpec, MeasuredCollective, NodeGroup
 from autopar.errors import ClusterError
 
@@ -29,14 +29,15 @@ class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
 
 class _ConvolutionFile(_Strict, frozen=True):
-    kind: Literal["convolution", "kernel gradient"]
+    kind: ConvolutionKind
     spatial_dims: Annotated[int, msgspec.Meta(ge=1, le=64)]
     multiplication_s: _Positive
     window_s: _NotNegative = 0.0
     kernel_s: _NotNegative = 0.0
     result_s: _NotNegative = 0.0
-    run_s: _NotNegative = 0.0
+    scattered_s: _NotNegative = 0.0
     narrow_run_s: _NotNegative = 0.0
+    form: ConvolutionForm = "windows"
 
 
 class _DeviceFile(_Strict, frozen=True):
@@ -103,6 +104,7 @@ _TABLES: Mapping[str, type[msgspec.Struct]] = {
     "": _ClusterFile,
     "groups": _GroupFile,
     "groups.device": _DeviceFile,
+    "groups.device.convolutions": _ConvolutionFile,
     "groups.intra": _LinkFile,
     "groups.intra.collectives": _CollectiveFile,
     "groups.inter": _LinkFile,
@@ -125,6 +127,8 @@ def _error(where: str, error: msgspec.ValidationError) -> ClusterError:
     if schema:
         keys = ", ".join(f"{f.name}{' (required)' if f.required else ''}" for f in msgspec.structs.fields(schema))
         remedy = f"valid keys of {table or 'the file'}: {keys}"
+    if field and schema is _ConvolutionFile:
+        remedy = f"{remedy}; `autopar calibrate` measures again what an older version wrote"
     if table != path and path.endswith(".inter"):
         remedy = 'give a table of a link, or "intra" where the link inside a node reaches the other nodes'
     if field and field.group(1) == "unknown":

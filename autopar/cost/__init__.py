@@ -12,6 +12,7 @@ from autopar.cost.collectives import (
 )
 from autopar.cost.compute import operator_bytes, operator_flops, product_flops, roofline_s, total_flops
 from autopar.cost.constants import Numbers, StartPrices
+from autopar.cost.convolutions import Convolution, convolution_of, is_dilated, met_share
 from autopar.cost.kernels import KernelRates, Matrices, kernel_rates
 from autopar.cost.model import CostModel
 from autopar.cost.network import NetworkRates
@@ -19,12 +20,10 @@ from autopar.cost.orders import Reorder, packed, reorders, run_bytes
 from autopar.cost.sends import lane_bandwidth, lane_s, least_latency_s, send_line, send_s
 from autopar.cost.work import (
     PRODUCTS,
-    Convolution,
     Core,
     KernelWork,
     LeastWork,
     ProductDims,
-    convolution_of,
     kind_of,
     matrices_of,
     product_dtype,
@@ -51,12 +50,14 @@ __all__ = [
     "collective_on_link_s",
     "collective_s",
     "convolution_of",
+    "is_dilated",
     "kernel_rates",
     "kind_of",
     "lane_bandwidth",
     "lane_s",
     "least_latency_s",
     "matrices_of",
+    "met_share",
     "operator_bytes",
     "operator_flops",
     "packed",

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from autopar.cluster import ConvolutionRate, Curve, Device, LinkSpec, MeasuredCollective, NodeGroup
+from autopar.cluster import COEFFICIENTS, ConvolutionRate, Curve, Device, LinkSpec, MeasuredCollective, NodeGroup
 from autopar.cost.calibrated_kinds import Kinds
 from autopar.cost.calibration import Calibration, Rate
 from autopar.cost.constants import load_constants
@@ -160,18 +160,19 @@ def _inter(measured: MeasuredGroup) -> list[str]:
 
 
 def _convolution(rate: ConvolutionRate) -> list[str]:
-    seconds = ("multiplication_s", "window_s", "kernel_s", "result_s", "run_s", "narrow_run_s")
-    named = [f"{name} = {getattr(rate, name):.3g}" for name in seconds]
-    return [f"kind = {json.dumps(rate.kind)}", f"spatial_dims = {rate.spatial_dims}", *named]
+    named = [f"{name} = {each_s:.3g}" for name, each_s in zip(COEFFICIENTS, rate.seconds, strict=True) if each_s]
+    form = [f"form = {json.dumps(rate.form)}"] if rate.form != "windows" else []
+    return [f"kind = {json.dumps(rate.kind)}", *form, f"spatial_dims = {rate.spatial_dims}", *named]
 
 
 def _kinds(kinds: Kinds) -> list[str]:
     spreads = {k: f"spread {s:.1%}." for k, s in kinds.spreads}
     lines = []
     if kinds.convolutions:
-        lines += ["# Convolutions: seconds of a multiplication, of an element of windows, kernels and results,"]
         lines += [
-            f"# of a place of a window; error {kinds.convolution_error:.1%}, {spreads['convolution']}",
+            "# Convolutions: seconds of a multiplication, of an element of windows, kernels and results, of elements",
+            "# of windows that are packed one by one, of places of windows with few features;",
+            f"# error {kinds.convolution_error:.1%}, {spreads['convolution']}",
             "convolutions = [",
         ]
         lines += [f"    {{ {', '.join(_convolution(rate))} }}," for rate in kinds.convolutions]

@@ -1,8 +1,8 @@
 """Figures of the kinds of work that neither FLOPs nor bytes explain, from measured times.
 
-convolutions    seconds of a multiplication, of an element of windows, kernels and results, and of a place of a window,
-                which fit convolutions of drawn sizes best; by the number of spatial dims, kernels' gradients by
-                themselves
+convolutions    seconds of a multiplication, of an element of windows, kernels and results, of one that is packed alone,
+                and of a place of a window, which fit convolutions of drawn sizes best; by the number of spatial dims,
+                kernels' gradients and dilated operands by themselves, and loops of all kinds together
 other orders    bytes of memory bandwidth reached by a copy that brings elements side by side that lay apart
 short sums      likewise of sums, by the bytes that lie side by side and go into one result
 functions       seconds an element beyond those of a multiplication and an addition
@@ -16,13 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from types import MappingProxyType
-from typing import Literal
 
 import numpy as np
 
-from autopar.cluster import ConvolutionRate, Curve
+from autopar.cluster import COEFFICIENTS, ConvolutionForm, ConvolutionKind, ConvolutionRate, Curve
 from autopar.cost.calibration import LEAST_EFFICIENCY, Calibration, Rate, Sample, busy_s, median_spread
-from autopar.cost.work import Convolution
+from autopar.cost.convolutions import Convolution
 
 #: Functions that are not measured take as long as these.
 _LIKE: Mapping[str, str] = MappingProxyType(
@@ -31,9 +30,9 @@ _LIKE: Mapping[str, str] = MappingProxyType(
 #: Of the seconds of a multiplication and an addition; a function that takes less longer is not told apart from them.
 _LEAST_LONGER = 0.05
 _KINDS = ("convolution", "kernel gradient", "reorder", "reduction", "function", "first touch")
-#: Spatial dims of sequences, images and volumes, for which compilers have other kernels: a rate of sequences and images
-#: together is further off for both.
-_SPATIAL_DIMS = (1, 2, 3)
+#: Spatial dims of volumes. Sequences, images and volumes have rates of their own, as compilers have other kernels for
+#: them: a rate of sequences and images together is further off for both.
+MOST_DIMS = 3
 #: Rounds of weights, and the relative error beyond which a sample counts less.
 _ROUNDS, _LARGE_ERROR = 30, 0.3
 
@@ -93,26 +92,25 @@ def _convolutions(
     samples: Sequence[Sample], busy: Callable[[Sample], float], peak_flops: float
 ) -> tuple[tuple[ConvolutionRate, ...], float]:
     """Rates of each kind, and the median relative error of the seconds that they give."""
+    measured: dict[tuple[ConvolutionKind, ConvolutionForm, int], list[tuple[Convolution, float]]] = {}
+    for s in samples:
+        if s.convolution is not None:
+            form = s.convolution.form
+            kind: ConvolutionKind = "kernel gradient" if s.name == "kernel gradient" else "convolution"
+            # There is one rate of loops, whatever they compute.
+            kind, dims = ("convolution", MOST_DIMS) if form == "loop" else (kind, s.convolution.spatial_dims)
+            measured.setdefault((kind, form, dims), []).append((s.convolution, busy(s)))
     rates: list[ConvolutionRate] = []
     errors: list[float] = []
-    for kind in ("convolution", "kernel gradient"):
-        least_dims = 0
-        for dims in _SPATIAL_DIMS:
-            some = [
-                (s.convolution, busy(s))
-                for s in samples
-                if s.name == kind and s.convolution is not None and least_dims < s.convolution.spatial_dims <= dims
-            ]
-            least_dims = dims
-            if some:
-                rate = _rate(kind, dims, some, peak_flops)
-                rates.append(rate)
-                errors += [abs(sizes.seconds(rate) / seconds - 1) for sizes, seconds in some]
+    for (kind, form, dims), some in sorted(measured.items()):
+        rates.append(rate := _rate(kind, form, dims, some, peak_flops))
+        errors += [abs(sizes.seconds(rate) / seconds - 1) for sizes, seconds in some]
     return tuple(rates), statistics.median(errors) if errors else 0.0
 
 
 def _rate(
-    kind: Literal["convolution", "kernel gradient"],
+    kind: ConvolutionKind,
+    form: ConvolutionForm,
     dims: int,
     samples: Sequence[tuple[Convolution, float]],
     peak_flops: float,
@@ -124,19 +122,22 @@ def _rate(
     the round before. w is 1, less for large errors, since some convolutions have kernels of their own.
     """
     nnls = import_module("scipy.optimize").nnls
-    sizes = np.array([(c.multiplications, c.windows, c.kernels, c.results, c.runs, c.narrow_runs) for c, _ in samples])
+    sizes = np.array([c.amounts(form) for c, _ in samples])
     seconds = np.array([s for _, s in samples])
     scale = sizes.max(axis=0)
-    scale[scale == 0] = 1.0  # of what no sample has, as places of windows without padding
+    scale[scale == 0] = 1.0  # of what no sample has, as windows of loops
     peak_s = 2 / peak_flops * sizes[:, 0]
     predicted = seconds
-    beyond = np.zeros(6)
+    beyond = np.zeros(sizes.shape[1])
     for _ in range(_ROUNDS):
         error = np.abs(np.log(predicted / seconds))
         weight = np.sqrt(np.minimum(1.0, _LARGE_ERROR / np.maximum(error, 1e-9)) / (predicted * seconds))
         beyond = nnls(sizes / scale * weight[:, None], (seconds - peak_s) * weight)[0] / scale
         predicted = peak_s + sizes @ beyond
-    return ConvolutionRate(kind, dims, 2 / peak_flops + float(beyond[0]), *(float(c) for c in beyond[1:]))
+    coefficients = {name: float(each_s) for name, each_s in zip(COEFFICIENTS, beyond, strict=True)}
+    return ConvolutionRate(
+        kind, dims, **coefficients | {"multiplication_s": 2 / peak_flops + float(beyond[0])}, form=form
+    )
 
 
 def _by_side(samples: Sequence[Sample], busy: Callable[[Sample], float], memory: Rate) -> Curve | None:

@@ -26,7 +26,7 @@ import numpy as np
 
 from autopar.cluster import Curve, Link, MeasuredCollective
 from autopar.cost.collectives import collective_on_link_s
-from autopar.cost.work import Convolution
+from autopar.cost.convolutions import Convolution
 from autopar.errors import AutoparError
 
 #: What is taken off a measurement leaves this share of it, and no efficiency is below.

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from autopar.cluster import Cluster, ConvolutionRate, Curve, Device, LogicalMesh
+from autopar.cluster import Cluster, ConvolutionForm, ConvolutionRate, Curve, Device, LogicalMesh
 from autopar.cost.collectives import all_reduce_tree_s, collective_s, measured_s, refill_s
 from autopar.cost.compute import least_roofline_s, roofline_s
 from autopar.cost.constants import Constants, Numbers, Stack, StartPrices, constants_of
@@ -316,9 +316,11 @@ class CostModel:
     def _least_s(self, work: LeastWork, parts: float, dtype: str, device: Device, rates: KernelRates | None) -> float:
         launch_s = self._launch_s(device) if work.starts else 0.0
         if rates is None:
-            rate = _convolution_rate(work.kind, work.spatial_dims, device)
+            rate = _convolution_rate(work.kind, work.spatial_dims, work.form, device)
             if rate is not None:
-                return launch_s + rate.multiplication_s * work.flops / 2 / parts
+                loop = _convolution_rate(work.kind, work.spatial_dims, "loop", device)
+                loop_s = math.inf if loop is None else loop.multiplication_s * work.met_share
+                return launch_s + min(rate.multiplication_s, loop_s) * work.flops / 2 / parts
             kind = _efficiency(work.kind, device)
             return launch_s + least_roofline_s(work.flops, work.bytes, dtype, device, parts, kind)
         if work.product is not None and self.knows_kernels:
@@ -402,13 +404,18 @@ def _efficiency(kind: Kind, device: Device) -> Curve | None:
 def _kind_s(work: KernelWork, flops: float, bytes: float, device: Device) -> float:
     """Busy seconds of the part on one device, of which ``work`` has the sizes where it is a convolution."""
     if work.convolution is not None:
-        rate = _convolution_rate(work.kind, work.convolution.spatial_dims, device)
+        rate = _convolution_rate(work.kind, work.convolution.spatial_dims, work.convolution.form, device)
         if rate is not None:
             return work.convolution.seconds(rate)
     return roofline_s(flops, bytes, work.dtype, device, _efficiency(work.kind, device))
 
 
-def _convolution_rate(kind: Kind, spatial_dims: int, device: Device) -> ConvolutionRate | None:
-    """The measured rate of the fewest dims that are enough, else of the most; None where none was measured."""
-    rates = sorted((r for r in device.convolutions if r.kind == kind), key=lambda r: r.spatial_dims)
+def _convolution_rate(kind: Kind, spatial_dims: int, form: ConvolutionForm, device: Device) -> ConvolutionRate | None:
+    """The measured rate of the fewest dims that are enough, else of the most; None where none was measured.
+
+    Where the form was not measured, that of windows counts. Loops have one rate for all kinds.
+    """
+    every = [r for r in device.convolutions if r.form == form and (form == "loop" or r.kind == kind)]
+    every = every or [r for r in device.convolutions if r.form == "windows" and r.kind == kind]
+    rates = sorted(every, key=lambda r: r.spatial_dims)
     return next((r for r in rates if r.spatial_dims >= spatial_dims), rates[-1] if rates else None)

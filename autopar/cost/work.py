@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
-from autopar.cluster import ConvolutionRate
+from autopar.cluster import ConvolutionForm
+from autopar.cost.convolutions import Convolution
 from autopar.cost.kernels import Matrices
 from autopar.ir import Attr, Operator, TensorType
 
@@ -19,83 +20,11 @@ PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 Kind = Literal["", "convolution", "kernel gradient"]
 #: Features that kernels of convolutions compute together at least, on processors of many cores (tiles of cuDNN's).
 _LEAST_COLUMNS = 32
-#: Features of a result below which libraries for CPUs take windows apart for each: 16 and 24 were told apart.
-_WIDE = 24
 #: Rates of float32 products by `jax.lax.Precision`. GPUs run the first on tensor cores (TF32) and the second on none;
 #: TPUs take three and six passes in bf16.
 _PRECISIONS: Mapping[Attr, str] = MappingProxyType({"HIGH": "f32_high", "HIGHEST": "f32_highest"})
 #: Of the core of attention: nothing, all scores, those that a causal mask leaves.
 Core = Literal["", "whole", "causal"]
-
-
-@dataclass(frozen=True)
-class Convolution:
-    """Sizes of a convolution, a matrix product of windows and kernels (`autopar.cluster.ConvolutionRate`).
-
-    Args:
-        spatial_dims: dims that windows move over.
-        multiplications: multiplications and additions.
-        windows, kernels, results: elements of all windows, of the kernels, of the result.
-        runs: of elements that lie side by side in windows: those of one place; 0 of gradients of kernels of images
-            without padding.
-        narrow_runs: the same, times the share that the features lack of `_WIDE`; 0 of gradients of kernels of images
-            whose last dim has no padding.
-    """
-
-    spatial_dims: int
-    multiplications: float
-    windows: float
-    kernels: float
-    results: float
-    runs: float = 0.0
-    narrow_runs: float = 0.0
-
-    def seconds(self, rate: ConvolutionRate) -> float:
-        """Seconds of one run."""
-        return (
-            rate.multiplication_s * self.multiplications
-            + rate.window_s * self.windows
-            + rate.kernel_s * self.kernels
-            + rate.result_s * self.results
-            + rate.run_s * self.runs
-            + rate.narrow_run_s * self.narrow_runs
-        )
-
-    @classmethod
-    def of(
-        cls,
-        spatial_dims: int,
-        windows: float,
-        taps: int,
-        taken: int,
-        features: int,
-        groups: int = 1,
-        *,
-        padded: bool = True,
-        narrow: bool = True,
-    ) -> Convolution:
-        """The sizes of windows of ``taps`` places of ``taken`` elements each.
-
-        Args:
-            spatial_dims: dims that windows move over.
-            windows: of one group.
-            taps: places of a window.
-            taken: features of the operand, or images that a kernel's gradient sums over.
-            features: of the result, of one group.
-            groups: of features or images.
-            padded: whether a place of a window takes time of its own, as where padding has to be told from images.
-            narrow: whether few features slow it down.
-        """
-        runs = windows * taps * groups
-        return cls(
-            spatial_dims,
-            runs * taken * features,
-            runs * taken,
-            taps * taken * features * groups,
-            windows * features * groups,
-            runs * padded,
-            runs * max(0.0, 1 - features / _WIDE) * narrow,
-        )
 
 
 @dataclass(frozen=True)
@@ -148,6 +77,8 @@ class LeastWork:
             be as it is.
         starts: whether it starts a kernel of its own in any case.
         spatial_dims: of a convolution; 0 of others.
+        form: of a convolution whose operand has no fewer places than the kernel (`autopar.cost.convolutions`).
+        met_share: share of a convolution's multiplications that loops do.
     """
 
     flops: float
@@ -158,6 +89,8 @@ class LeastWork:
     aligned: Matrices | None = None
     starts: bool = True
     spatial_dims: int = 0
+    form: ConvolutionForm = "windows"
+    met_share: float = 1.0
 
     def times(self, count: int) -> LeastWork:
         """The work of so many as one operator on a stack."""
@@ -178,44 +111,6 @@ def kind_of(op: Operator, operand_types: Sequence[TensorType]) -> Kind:
     window = [operand_types[1].shape[d] for d in op.ints("rhs_spec")[2:]]
     out = [result[d] for d in op.ints("out_spec")[2:]]
     return "kernel gradient" if sum(w > o for w, o in zip(window, out, strict=True)) > len(out) / 2 else "convolution"
-
-
-def convolution_of(
-    op: Operator, operand_shapes: Sequence[Sequence[int]], result_shape: Sequence[int], *, edges: Collection[int] = ()
-) -> Convolution | None:
-    """The sizes of a convolution of shapes on one device; None for other operators.
-
-    XLA for CPUs takes gradients of kernels of few features by a slow way where the last dim of the images is padded: 2
-    to 6 times as long for one image of 512 to 1,024 places, and the same for 24 features and more. Where no dim is
-    padded the seconds of 8 to 32 features are those of windows and products alone.
-
-    Args:
-        op: the operator; ``conv_general_dilated`` has the attributes ``lhs_spec``, ``rhs_spec`` and
-            ``out_spec``.
-        operand_shapes: shape of each operand on one device.
-        result_shape: shape of the result on one device.
-        edges: dims of the first operand that come with the edges of neighbours, in place of padding.
-    """
-    if op.primitive != "conv_general_dilated":
-        return None
-    out, into, *window = op.ints("rhs_spec")
-    batch, taken = op.ints("lhs_spec")[:2]
-    images, kernel, results = operand_shapes[0], operand_shapes[1], math.prod(result_shape)
-    # Groups of features, or of images, have windows of their own.
-    groups = max(1, images[taken] // max(1, kernel[into]))
-    groups *= max(1, images[batch] // max(1, result_shape[op.ints("out_spec")[0]]))
-    taps, features = math.prod(kernel[d] for d in window), max(1, kernel[out] // groups)
-    places = [result_shape[d] for d in op.ints("out_spec")[2:]]
-    of_kernel = sum(kernel[w] > n for w, n in zip(window, places, strict=True)) > len(places) / 2
-    last = max(range(len(window)), key=lambda n: op.ints("lhs_spec")[2 + n], default=0)
-    padding: Any = dict(op.attrs).get("padding")
-    whole = [
-        op.ints("lhs_spec")[2 + n] in edges or (padding is not None and max(padding[n]) <= 0)
-        for n in range(len(window))
-    ]
-    padded, narrow = not (of_kernel and all(whole)), not (of_kernel and whole[last])
-    windows = results / (features * groups)
-    return Convolution.of(len(window), windows, taps, kernel[into], features, groups, padded=padded, narrow=narrow)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from autopar.cluster.mesh import prime_factors
 from autopar.cost import Convolution
 from autopar.cost.calibration import What
 from autopar.lower.reshard import scattered_sum
+from autopar.runtime.measured_convolutions import Drawn, drawn_convolutions
 
 AXIS = "x"
 #: By primitive; those that take no longer than an addition are left out.
@@ -46,13 +47,6 @@ _FUNCTIONS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
     }
 )
 _IMAGES = 16
-#: Sizes that convolutions are drawn from: the length of spatial dims by their number, features, images, windows.
-_SIDES: Mapping[int, tuple[int, ...]] = MappingProxyType({1: (64, 128, 256, 512), 2: (8, 16, 32, 64), 3: (4, 8, 16)})
-_FEATURES = (1, 3, 4, 8, 16, 32, 64, 128, 256)
-_CONVOLVED, _WINDOWS = (1, 2, 4, 8, 16), (1, 3, 3, 3, 5)
-_NUMBERS: Mapping[int, tuple[str, str, str]] = MappingProxyType(
-    {1: ("NWC", "WIO", "NWC"), 2: ("NHWC", "HWIO", "NHWC"), 3: ("NDHWC", "DHWIO", "NDHWC")}
-)
 _ROWS, _SUMMED, _MOST_BYTES = 2048, 4, 1 << 23
 _WIDTH = 256
 _GROUPS = 8
@@ -71,8 +65,8 @@ class Effort:
         collectives: bytes a device of collectives.
         least_s: seconds that a program should take: short work is done several times in it.
         repeats: how often each program, and each transfer, is timed.
-        convolutions: convolutions drawn of each kind and number of spatial dims.
-        multiplications: multiplications of one of them at most; a hundredth at least.
+        convolutions: convolutions drawn of each kind, form and number of spatial dims.
+        multiplications: multiplications of one of them at most.
         strides: bytes between elements that a copy in another order brings side by side.
         runs_bytes: bytes side by side that a sum adds up.
         summed_bytes: of a sum's operand.
@@ -195,7 +189,7 @@ def special_cases(mesh: Mesh, effort: Effort) -> list[Case]:
         effort: sizes.
     """
     return [
-        *_convolutions(mesh, effort),
+        *(_convolution(mesh, drawn) for drawn in drawn_convolutions(effort.convolutions, effort.multiplications)),
         *_reorders(mesh, effort),
         *_sums(mesh, effort),
         *_functions(mesh, effort),
@@ -203,60 +197,12 @@ def special_cases(mesh: Mesh, effort: Effort) -> list[Case]:
     ]
 
 
-def _convolutions(mesh: Mesh, effort: Effort) -> list[Case]:
-    """Convolutions and gradients of kernels with drawn sizes, of each number of dims; the same in each process.
-
-    Every other gradient is of images without padding.
-    """
-    random = np.random.default_rng(0)
-    cases: list[Case] = []
-    for kind in ("convolution", "kernel gradient"):
-        for spatial in _SIDES:
-            cases_of_kind: list[Case] = []
-            while len(cases_of_kind) < effort.convolutions:
-                side = int(random.choice(_SIDES[spatial]))
-                taken, features = (int(random.choice(_FEATURES)) for _ in range(2))
-                images, window = int(random.choice(_CONVOLVED)), int(random.choice(_WINDOWS))
-                padded = kind == "convolution" or (window > 1 and len(cases_of_kind) % 2 == 0)
-                outer = side if padded else side + window - 1
-                image, result = (images, *(outer,) * spatial, taken), (images, *(side,) * spatial, features)
-                kernel = (*(window,) * spatial, taken, features)
-                windows, taps = images * side**spatial, window**spatial
-                if kind == "convolution":
-                    sizes = Convolution.of(spatial, windows, taps, taken, features)
-                else:  # windows of whole images, of which the places are those of the kernel
-                    sizes = Convolution.of(
-                        spatial, taken * taps, side**spatial, images, features, padded=padded, narrow=padded
-                    )
-                if effort.multiplications / 100 <= sizes.multiplications <= effort.multiplications:
-                    cases_of_kind.append(_convolution(mesh, kind, sizes, image, kernel, result))
-            cases += cases_of_kind
-    return cases
-
-
-def _convolution(
-    mesh: Mesh,
-    kind: str,
-    sizes: Convolution,
-    image: tuple[int, ...],
-    kernel: tuple[int, ...],
-    result: tuple[int, ...],
-) -> Case:
-    """A convolution of images and a kernel, or the gradient of its kernel, in the order of the library."""
-    numbers = _NUMBERS[sizes.spatial_dims]
-    padding = "SAME" if image[1] == result[1] else "VALID"
-
-    def convolve(x: Any, w: Any) -> Any:
-        return lax.conv_general_dilated(x, w, (1,) * sizes.spatial_dims, padding, dimension_numbers=numbers)
-
-    def gradient(x: Any, y: Any) -> Any:
-        return jax.linear_transpose(lambda w: convolve(x, w), jnp.zeros(kernel, jnp.float32))(y)[0]
-
+def _convolution(mesh: Mesh, drawn: Drawn) -> Case:
     def make(runs: int) -> Callable[[], Any]:
-        body, second = (convolve, kernel) if kind == "convolution" else (gradient, result)
-        return program(mesh, body, [(image, jnp.float32), (second, jnp.float32)])
+        return program(mesh, drawn.function, [(shape, jnp.float32) for shape in drawn.shapes])
 
-    return Case("convolution", kind, 2 * sizes.multiplications, 1, make, repeated=False, convolution=sizes)
+    amount = 2 * drawn.sizes.multiplications
+    return Case("convolution", drawn.kind, amount, 1, make, repeated=False, convolution=drawn.sizes)
 
 
 def _reorders(mesh: Mesh, effort: Effort) -> list[Case]:

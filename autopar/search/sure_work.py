@@ -14,13 +14,16 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
+from autopar.cluster import ConvolutionForm
 from autopar.cost import (
     ATTENTIONS,
     PRODUCTS,
     CostModel,
     LeastWork,
     ProductDims,
+    is_dilated,
     kind_of,
+    met_share,
     operator_bytes,
     operator_flops,
     product_dtype,
@@ -272,9 +275,12 @@ def _least(
         dims = ProductDims.of(op, [t.shape for t in types], result)
         assert dims is not None
         product, aligned = dims.matrices(width), dims.aligned(width, around.parts)
-        spatial_dims = len(result) - 2 if kind else 0
-        least_bytes = operator_bytes(op, types)
-        return LeastWork(flops, least_bytes, dtypes, kind, product, aligned, spatial_dims=spatial_dims)
+        work = LeastWork(flops, operator_bytes(op, types), dtypes, kind, product, aligned)
+        if not kind:
+            return work
+        form: ConvolutionForm = "dilated" if is_dilated(op) else "windows"
+        share = met_share(op, [t.shape for t in types], result)
+        return replace(work, spatial_dims=len(result) - 2, form=form, met_share=share)
     if not is_fusible(op) and not (cost.fuses and reads_fused(op)):
         return LeastWork(flops, operator_bytes(op, types), dtypes)
     results = sum(v.type.nbytes for v in op.results)

@@ -190,6 +190,10 @@ def test_an_impossible_number_is_named(path, value):
         ((*DEVICE, "kernel_gradient_efficiency"), [[1e6, 1.5]]),
         ((*DEVICE, "convolutions"), [{"kind": "pooling", "spatial_dims": 2, "multiplication_s": 1e-10}]),
         ((*DEVICE, "convolutions"), [{"kind": "convolution", "spatial_dims": 0, "multiplication_s": 1e-10}]),
+        (
+            (*DEVICE, "convolutions"),
+            [{"kind": "convolution", "form": "patches", "spatial_dims": 2, "multiplication_s": 1e-10}],
+        ),
         ((*DEVICE, "convolutions"), [{"kind": "convolution", "spatial_dims": 2, "multiplication_s": 0}]),
         (
             (*DEVICE, "convolutions"),
@@ -217,6 +221,15 @@ def test_other_impossible_values_are_named(path, value):
     _table(data, path[:-1])[path[-1]] = value
     with pytest.raises(ClusterError, match=re.escape(_text(path))):
         Cluster.from_dict(data)
+
+
+def test_rates_of_an_older_version_are_to_be_measured_again():
+    data = _data()
+    rate = {"kind": "convolution", "spatial_dims": 3, "multiplication_s": 1e-10, "run_s": 1e-8}
+    _table(data, DEVICE)["convolutions"] = [rate]
+    with pytest.raises(ClusterError, match=r"unknown key groups\[0\]\.device\.convolutions\[0\]\.run_s") as caught:
+        Cluster.from_dict(data)
+    assert "scattered_s" in caught.value.remedy and "`autopar calibrate`" in caught.value.remedy
 
 
 def test_not_toml_not_there_not_json(tmp_path):
@@ -305,6 +318,7 @@ rates = st.builds(
     st.integers(1, 3),
     numbers,
     *(st.floats(0, 1e-6) for _ in range(5)),
+    st.sampled_from(["windows", "dilated", "loop"]),
 )
 devices = st.builds(
     Device,

@@ -1,5 +1,6 @@
 """Figures of kinds of work fitted to times that known figures would give, and what a file holds of them."""
 
+import itertools
 import tomllib
 
 import pytest
@@ -18,12 +19,14 @@ from tests.cost.test_calibration import BANDWIDTH, CALL_S, FLOPS, HOW, LAUNCH_S,
 NEW, EXP_S, PLAIN_S = 2e9, 3e-10, 1e-10
 
 
-#: (kind, spatial dims, coefficients in the order of `ConvolutionRate`)
+#: Rates that measured times are made of, in the order of those that are found.
 RATES = (
-    ("convolution", 2, (2.5 / FLOPS, 1e-9, 0.0, 2e-9, 0.0, 3e-8)),
-    ("convolution", 3, (8 / FLOPS, 1e-8, 3e-9, 0.0, 1e-7, 0.0)),
-    ("kernel gradient", 1, (2 / FLOPS, 4e-9, 5e-9, 1e-9, 3e-8, 0.0)),
-    ("kernel gradient", 2, (2 / FLOPS, 4e-9, 5e-9, 1e-9, 1e-9, 2e-8)),
+    ConvolutionRate("convolution", 3, 8 / FLOPS, 1e-7, 3e-9, form="dilated"),
+    ConvolutionRate("convolution", 3, 40 / FLOPS, 0.0, 0.0, 1e-7, form="loop"),
+    ConvolutionRate("convolution", 2, 2.5 / FLOPS, 1e-9, 0.0, 2e-9, 0.0, 3e-8),
+    ConvolutionRate("convolution", 3, 8 / FLOPS, 1e-8, 3e-9, 0.0, 1e-7),
+    ConvolutionRate("kernel gradient", 1, 2 / FLOPS, 4e-9, 5e-9, 1e-9, 3e-8),
+    ConvolutionRate("kernel gradient", 2, 2 / FLOPS, 4e-9, 5e-9, 1e-9, 1e-9, 2e-8),
 )
 SIZES = [(m, k, n) for m in (64, 4096) for k in (9, 144, 2304) for n in (1, 16, 256)]
 
@@ -32,13 +35,18 @@ def _sample(what, name, amount, once_s, side_bytes=0, runs=1000, convolution=Non
     return Sample(what, name, amount, runs, 1, (CALL_S + runs * (LAUNCH_S + once_s),) * 3, side_bytes, convolution)
 
 
+def _sizes(rate):
+    cases = zip(SIZES, itertools.cycle((3, 9, 24, 64)), itertools.cycle((0.1, 0.3, 0.8)))
+    for (m, k, n), run, share in cases:
+        yield Convolution.of(rate.spatial_dims, m, k // 3, 3, n, run=run, form=rate.form, met_share=share)
+
+
 def _kinds(slower=1.0, stride_share=0.02, exp_s=EXP_S, new=NEW):
     found = []
-    for kind, dims, coefficients in RATES:
-        for m, k, n in SIZES:
-            sizes = Convolution.of(dims, m, k // 3, 3, n)
-            seconds = sizes.seconds(ConvolutionRate(kind, dims, *(c * slower for c in coefficients)))
-            found.append(_sample("convolution", kind, 2.0 * m * k * n, seconds, convolution=sizes))
+    for rate in RATES:
+        for sizes in _sizes(rate):
+            seconds = slower * sizes.seconds(rate)
+            found.append(_sample("convolution", rate.kind, 2 * sizes.multiplications, seconds, convolution=sizes))
     found += [_sample("reorder", "f32", 1e7, 1e7 / (BANDWIDTH * stride_share * k), 1024 // k) for k in (1, 2)]
     found += [_sample("reduction", "f32", 1e7, 1e7 / (BANDWIDTH * 0.1), 64)]
     found += [_sample("function", "", 1e5, 1e5 * PLAIN_S), _sample("function", "exp", 1e5, 1e5 * (PLAIN_S + exp_s))]
@@ -52,12 +60,10 @@ def _kinds(slower=1.0, stride_share=0.02, exp_s=EXP_S, new=NEW):
 def test_known_figures_are_found_again(slower, stride_share, exp_s, new):
     measured = [*samples(), *_kinds(slower, stride_share, exp_s, new)]
     found = fit_kinds(measured, fit(measured))
-    for rate, (kind, dims, coefficients) in zip(found.convolutions, RATES, strict=True):
-        assert (rate.kind, rate.spatial_dims) == (kind, dims)
-        known = ConvolutionRate(kind, dims, *(c * slower for c in coefficients))
-        for m, k, n in SIZES:
-            sizes = Convolution.of(dims, m, k // 3, 3, n)
-            assert sizes.seconds(rate) == pytest.approx(sizes.seconds(known), rel=0.05)
+    for rate, known in zip(found.convolutions, RATES, strict=True):
+        assert (rate.kind, rate.form, rate.spatial_dims) == (known.kind, known.form, known.spatial_dims)
+        for sizes in _sizes(known):
+            assert sizes.seconds(rate) == pytest.approx(slower * sizes.seconds(known), rel=0.05)
     assert found.convolution_error < 0.01
     assert found.reorder is not None and found.reduction is not None
     assert [found.reorder.at(n) for n in (1024, 512)] == pytest.approx([stride_share, 2 * stride_share], rel=1e-6)
@@ -96,7 +102,7 @@ def test_the_file_holds_them_and_their_spread():
         assert [x for p in curve.points for x in p] == pytest.approx([x for p in own.points for x in p], rel=2e-2)
     assert len(d.convolutions) == len(kinds.convolutions) == len(RATES)
     for read, rate in zip(d.convolutions, kinds.convolutions, strict=True):
-        assert (read.kind, read.spatial_dims) == (rate.kind, rate.spatial_dims)
+        assert (read.kind, read.form, read.spatial_dims) == (rate.kind, rate.form, rate.spatial_dims)
         assert read.window_s == pytest.approx(rate.window_s, rel=1e-2)
     assert d.first_touch_bandwidth == pytest.approx(NEW, rel=1e-3)
     assert dict(d.function_s) == pytest.approx(dict(kinds.function_s), rel=1e-2)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from autopar.cluster import Cluster, ConvolutionRate, Curve, Device, LinkSpec, NodeGroup
 from autopar.cluster.catalog import available
-from autopar.cost import Convolution, CostModel, KernelWork, LeastWork, convolution_of, product_dtype
+from autopar.cost import Convolution, CostModel, KernelWork, LeastWork, convolution_of, met_share, product_dtype
 from autopar.cost.model import KEPT_BYTES
 from tests.search.problems import f32, graph_of
 
@@ -135,7 +135,7 @@ def test_convolutions_take_what_was_measured_of_their_sizes(kind, dims, seconds)
 
 @given(*(st.integers(1, n) for n in (3, 4, 4, 3)), st.sampled_from([1, 2]), st.booleans())
 def test_sizes_of_convolutions(dims, images, taken, features, groups, of_images):
-    """Windows are counted for each group of features or of images."""
+    """Windows are counted for each group of features or of images; those of one place are not packed."""
     side, window = 4, 3
     numbers = (("NC", "IO", "NC"), ("NCX", "IOX", "NCX"), ("NCXY", "IOXY", "NCXY"), ("NCXYZ", "IOXYZ", "NCXYZ"))[dims]
     batch_groups, feature_groups = (groups, 1) if of_images else (1, groups)
@@ -162,11 +162,12 @@ def test_sizes_of_convolutions(dims, images, taken, features, groups, of_images)
     assert found == Convolution(
         dims,
         elements * features * groups * depth,
-        elements * depth * groups,
+        elements * depth * groups * (dims > 0),
         taken * features * groups * window**dims,
         elements * features * groups,
-        elements * window**dims * groups,
+        elements * depth * groups * (dims > 0) * min(1.0, 8 / (taken * (window if dims > 1 else 1))),
         elements * window**dims * groups * (1 - features / 24),
+        met=elements * features * groups * depth,
     )
 
 
@@ -185,11 +186,72 @@ def test_gradients_of_kernels_of_few_features_are_slow_where_the_last_dim_is_pad
     (op,) = (op for op in graph.operators if op.primitive == "conv_general_dilated")
     shapes, result = [graph.types[v].shape for v in op.operands], op.results[0].type.shape
     alone, rows, columns = (convolution_of(op, shapes, result, edges=edges) for edges in ((), (1,), (2,)))
-    assert alone.runs == 16 * 16 * 4 * 9
-    assert alone.narrow_runs == pytest.approx(last * alone.runs * (1 - 8 / 24))
-    assert rows == replace(alone, runs=last * alone.runs)
-    assert columns == replace(alone, narrow_runs=0.0)
-    assert convolution_of(op, shapes, result, edges=(1, 2)) == replace(alone, runs=0.0, narrow_runs=0.0)
+    assert alone.narrow_runs == pytest.approx(last * 16 * 16 * 4 * 9 * (1 - 8 / 24))
+    assert rows == alone and columns == replace(alone, narrow_runs=0.0)
+
+
+def _gradient(image, kernel, result, stride, padding, of_kernel):
+    """The gradient of a convolution of volumes by its image or by its kernel, and the operator that it is."""
+    options = {"dimension_numbers": ("NDHWC", "DHWIO", "NDHWC"), "padding": padding}
+
+    def gradient(other, y):
+        def convolve(x, w):
+            return jax.lax.conv_general_dilated(x, w, (stride,) * 3, **options)
+
+        by = (lambda w: convolve(other, w)) if of_kernel else (lambda x: convolve(x, other))
+        return jax.linear_transpose(by, jnp.zeros(kernel if of_kernel else image))(y)[0]
+
+    shapes = [f32(*(image if of_kernel else kernel)), f32(*result)]
+    graph = graph_of(gradient, *shapes)
+    (op,) = (op for op in graph.operators if op.primitive == "conv_general_dilated")
+    return gradient, shapes, op, [graph.types[v].shape for v in op.operands]
+
+
+@pytest.mark.parametrize(
+    ("image", "window", "stride", "padded", "of_kernel", "form", "met"),
+    [
+        ((1, 8, 8, 8, 4), 3, 2, True, False, "dilated", (11 / 24) ** 3),
+        ((1, 8, 8, 8, 4), 3, 2, True, True, "dilated", (11 / 12) ** 3),
+        ((1, 8, 8, 8, 4), 3, 1, False, True, "windows", 1.0),
+        ((4, 4, 4, 4, 2), 5, 2, True, False, "loop", (7 / 20) ** 3),
+        ((4, 16, 16, 16, 2), 5, 2, True, False, "dilated", (37 / 80) ** 3),
+    ],
+)
+def test_forms_of_convolutions_are_those_of_the_compiler(image, window, stride, padded, of_kernel, form, met):
+    """The compiler reverses the windows of loops alone; elements are met of which neither factor is a zero."""
+    pad = window // 2 if padded else 0
+    inner = [(n + 2 * pad - window) // stride + 1 for n in image[1:-1]]
+    kernel, result = (window,) * 3 + (image[-1], 3), (image[0], *inner, 3)
+    function, shapes, op, operands = _gradient(image, kernel, result, stride, ((pad, pad),) * 3, of_kernel)
+    met_by_hand = met_share(op, operands, op.results[0].type.shape)
+    found = convolution_of(op, operands, op.results[0].type.shape, met_share=met_by_hand)
+    assert found is not None and found.form == form and found.met == found.multiplications * met_by_hand
+    assert met_by_hand == pytest.approx(met)
+    compiled = jax.jit(function).lower(*shapes).compile().as_text()
+    assert ("rhs_reversal" in compiled) == (form == "loop")
+
+
+def test_forms_have_rates_of_their_own():
+    """Loops have one for all kinds; what was not measured is priced as windows are."""
+    rates = (
+        ConvolutionRate("convolution", 3, 1e-12, form="dilated"),
+        ConvolutionRate("convolution", 3, 5e-9, form="loop"),
+    )
+    device = replace(RATES, convolutions=(*RATES.convolutions, *rates))
+    sizes = replace(SIZES, spatial_dims=3, met=1e6)
+
+    def seconds(kind, form, d=device):
+        work = KernelWork(2e9, 0.0, "f32", kind, convolution=replace(sizes, form=form))
+        return _model(d).work_s(work) - 1e-6
+
+    assert seconds("convolution", "dilated") == pytest.approx(1e-3)
+    assert seconds("convolution", "loop") == seconds("kernel gradient", "loop") == pytest.approx(5e-3)
+    assert seconds("kernel gradient", "dilated") == seconds("kernel gradient", "windows")
+    assert seconds("convolution", "loop", RATES) == seconds("convolution", "windows", RATES)
+    least = LeastWork(2e9, 4e6, ("f32",), "convolution", spatial_dims=3, met_share=1e-3)
+    assert _model(device).least_s(least, 1) == pytest.approx(1e-6 + min(2e-3, 5e-3))
+    dilated = replace(least, form="dilated", met_share=1e-4)
+    assert _model(device).least_s(dilated, 1) == pytest.approx(1e-6 + 5e-4)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import jax
@@ -18,8 +19,9 @@ import pytest
 import autopar
 from autopar import Cluster
 from autopar.cost import CostModel
+from autopar.runtime.measured_convolutions import drawn_convolutions
 from autopar.runtime.measured_programs import KINDS as COLLECTIVES
-from autopar.runtime.measured_programs import collective_cases, layouts, special_cases
+from autopar.runtime.measured_programs import collective_cases, layouts
 from autopar.runtime.measuring import Effort, clock_of
 
 LEAST = Effort(
@@ -49,15 +51,18 @@ def test_cpu_seconds_are_counted_of_devices_that_keep_all_cores_busy() -> None:
     assert 0.005 <= took_s <= (time.process_time() - 4 * began_s) / 4
 
 
-def test_every_other_gradient_of_kernels_is_of_images_without_padding() -> None:
+def test_convolutions_of_all_forms_are_drawn_with_and_without_padding() -> None:
     """With padding alone a fit does not tell the seconds of a place from those that padding adds to it."""
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("x",))
-    effort = dataclasses.replace(LEAST, convolutions=8)
-    sizes = [c.convolution for c in special_cases(mesh, effort) if c.name == "kernel gradient"]
-    padded = [s is not None and s.runs > 0 for s in sizes]
-    assert len(padded) == 24 and 6 <= sum(padded) <= 12
-    every = [c.convolution for c in special_cases(mesh, effort) if c.name == "convolution"]
-    assert all(s is not None and s.runs > 0 for s in every)
+    drawn = drawn_convolutions(16, 3e7)
+    forms = Counter((d.kind, d.sizes.form, d.sizes.spatial_dims) for d in drawn if d.sizes.form != "loop")
+    kinds = itertools.product(("convolution", "kernel gradient"), ("windows", "dilated"), (1, 2, 3))
+    assert forms == dict.fromkeys(kinds, 16) and len(drawn) == 16 * 13
+    gradients = [d.sizes for d in drawn if (d.kind, d.sizes.form) == ("kernel gradient", "windows")]
+    assert all(
+        8 <= sum(some) <= 40 for some in zip(*((s.narrow_runs > 0, s.scattered > 0) for s in gradients), strict=True)
+    )
+    again = drawn_convolutions(16, 3e7)
+    assert [(d.sizes, d.shapes) for d in again] == [(d.sizes, d.shapes) for d in drawn]
 
 
 @pytest.mark.slow
@@ -68,8 +73,9 @@ def test_one_device_and_several() -> None:
     assert found.figures.link is None and "measured by" in found.text
     device = Cluster.from_dict(tomllib.loads(found.text)).groups[0].device
     assert device.reorder_efficiency is not None and device.reduction_efficiency is not None
-    kinds = [(rate.kind, rate.spatial_dims) for rate in device.convolutions]
-    assert kinds == [(kind, dims) for kind in ("convolution", "kernel gradient") for dims in (1, 2, 3)]
+    kinds = {(rate.kind, rate.form, rate.spatial_dims) for rate in device.convolutions}
+    forms = itertools.product(("convolution", "kernel gradient"), ("windows", "dilated"), (1, 2, 3))
+    assert kinds == {*forms, ("convolution", "loop", 3)}
     assert {s.name for s in found.samples if s.what == "function"} >= {"", "exp", "tanh", "log", "erf", "sin"}
 
 

@@ -17,6 +17,7 @@ from autopar.cost import (
     Matrices,
     convolution_of,
     matrices_of,
+    met_share,
     packed,
     product_dtype,
     reorders,
@@ -207,7 +208,8 @@ def busy_seconds(
         sized = Matrices(batch, m, n, k, each[0].width, elements, each[0].done)
         return np.asarray(cost.product_s(sized, dtype_of(op, types), work.core, backward=work.backward)) + joined
     if work.kind and cost.measures_convolutions:
-        works = [_of_sizes(_of_strategy(work, s, types, sizes), op, s, types, sizes) for s in strategies]
+        met = met_share(op, [t.shape for t in types], op.results[0].type.shape)
+        works = [_of_sizes(_of_strategy(work, s, types, sizes), op, s, types, sizes, met) for s in strategies]
         by_work = {(w, s.split): 0.0 for w, s in zip(works, strategies, strict=True)}
         by_work = {(w, n): cost.work_s(w, n) for w, n in by_work}
         return np.array([by_work[w, s.split] for w, s in zip(works, strategies, strict=True)]) + joined
@@ -218,13 +220,18 @@ def busy_seconds(
 
 
 def _of_sizes(
-    work: KernelWork, op: Operator, strategy: Strategy, types: Sequence[TensorType], sizes: Mapping[str, int]
+    work: KernelWork,
+    op: Operator,
+    strategy: Strategy,
+    types: Sequence[TensorType],
+    sizes: Mapping[str, int],
+    met: float,
 ) -> KernelWork:
-    """Work of a convolution with its sizes on one device."""
+    """Work of a convolution with its sizes on one device; ``met`` of the whole, see `met_share`."""
     shapes = [k.local_shape(t.shape, sizes) for k, t in zip(strategy.operand_layouts, types, strict=True)]
     result = strategy.result_layouts[0].local_shape(op.results[0].type.shape, sizes)
     edges = {e.dim for e in strategy.exchanges if e.operand == 0}
-    return replace(work, convolution=convolution_of(op, shapes, result, edges=edges))
+    return replace(work, convolution=convolution_of(op, shapes, result, met_share=met, edges=edges))
 
 
 def _of_strategy(

@@ -37,6 +37,16 @@ class Schedule(abc.ABC):
             ScheduleError: the schedule does not exist for these numbers; the remedy says which would do.
         """
 
+    def check(self, num_stages: int, num_microbatches: int) -> None:
+        """Raises ScheduleError where the schedule does not exist for these numbers, as `table` does.
+
+        Searches ask this of many numbers. A schedule that says so by its numbers overrides it; others make their table.
+
+        Args:
+            num_stages, num_microbatches: as of `table`.
+        """
+        self.table(num_stages, num_microbatches)
+
     def in_flight(self, num_stages: int, num_microbatches: int) -> tuple[int, ...]:
         """The most forward passes whose activations each worker holds at once.
 

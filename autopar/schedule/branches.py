@@ -33,8 +33,12 @@ class Branches(Schedule):
     trains: bool = True
     name = "branches"
 
-    def table(self, num_stages: int, num_microbatches: int) -> Table:
-        """Tasks of each worker, in order, for all positive numbers, or the number of stages that it was made for."""
+    def _graph(self, num_stages: int) -> tuple[tuple[int, ...], ...]:
+        """The stages before each; without a graph all before the last one are side by side."""
+        return self.after or (*((),) * (num_stages - 1), tuple(range(num_stages - 1)))
+
+    def check(self, num_stages: int, num_microbatches: int) -> None:
+        """Raises ScheduleError unless both numbers are positive, and the stages are those that it was made for."""
         check_counts(self.name, num_stages, num_microbatches)
         for given in (self.after, self.workers):
             if given and len(given) != num_stages:
@@ -42,9 +46,12 @@ class Branches(Schedule):
                     f"schedule branches was made for a graph of {len(given)} stages, not {num_stages}",
                     remedy=f"use {len(given)} stages",
                 )
-        after = self.after or (*((),) * (num_stages - 1), tuple(range(num_stages - 1)))
-        workers = self.workers or tuple(range(num_stages))
-        check_after(self.name, after)
+        check_after(self.name, self._graph(num_stages))
+
+    def table(self, num_stages: int, num_microbatches: int) -> Table:
+        """Tasks of each worker, in order, for all positive numbers, or the number of stages that it was made for."""
+        self.check(num_stages, num_microbatches)
+        after, workers = self._graph(num_stages), self.workers or tuple(range(num_stages))
         rows = _GreedyRows(after, workers, num_microbatches, self.trains).rows()
         return Table(self.name, num_stages, num_microbatches, rows, after)
 

@@ -19,9 +19,13 @@ class Chimera(Schedule):
 
     name = "chimera"
 
+    def check(self, num_stages: int, num_microbatches: int) -> None:
+        """Raises ScheduleError unless the number of stages is even."""
+        check_counts(self.name, num_stages, num_microbatches, 2)
+
     def table(self, num_stages: int, num_microbatches: int) -> Table:
         """Tasks of each worker, in order. The table exists for even numbers of stages."""
-        check_counts(self.name, num_stages, num_microbatches, 2)
+        self.check(num_stages, num_microbatches)
         # (slot, direction, task): the two directions never meet in a slot while a unit has at most p microbatches.
         cells: list[list[tuple[int, int, Task]]] = [[] for _ in range(num_stages)]
         for unit, first in enumerate(range(0, num_microbatches, num_stages)):

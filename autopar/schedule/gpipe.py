@@ -17,9 +17,13 @@ class GPipe(Schedule):
 
     name = "gpipe"
 
+    def check(self, num_stages: int, num_microbatches: int) -> None:
+        """Raises ScheduleError unless both numbers are positive."""
+        check_counts(self.name, num_stages, num_microbatches)
+
     def table(self, num_stages: int, num_microbatches: int) -> Table:
         """Tasks of each worker, in order. The table exists for all positive numbers."""
-        check_counts(self.name, num_stages, num_microbatches)
+        self.check(num_stages, num_microbatches)
         rows = tuple(
             (
                 *(Task("forward", s, k) for k in range(num_microbatches)),

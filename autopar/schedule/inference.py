@@ -14,8 +14,12 @@ class Inference(Schedule):
 
     name = "inference"
 
+    def check(self, num_stages: int, num_microbatches: int) -> None:
+        """Raises ScheduleError unless both numbers are positive."""
+        check_counts(self.name, num_stages, num_microbatches)
+
     def table(self, num_stages: int, num_microbatches: int) -> Table:
         """Tasks of each worker, in order. The table exists for all positive numbers."""
-        check_counts(self.name, num_stages, num_microbatches)
+        self.check(num_stages, num_microbatches)
         rows = tuple(tuple(Task("forward", s, k) for k in range(num_microbatches)) for s in range(num_stages))
         return Table(self.name, num_stages, num_microbatches, rows)

@@ -34,8 +34,8 @@ class Interleaved(Schedule):
         """Stages a worker holds."""
         return self._chunks
 
-    def table(self, num_stages: int, num_microbatches: int) -> Table:
-        """Tasks of each worker, in order. The number of workers must divide the number of microbatches."""
+    def check(self, num_stages: int, num_microbatches: int) -> None:
+        """Raises ScheduleError unless chunks divide the stages, and workers the microbatches."""
         check_counts(self.name, num_stages, num_microbatches, self._chunks)
         workers = num_stages // self._chunks
         if num_microbatches % workers:
@@ -46,6 +46,11 @@ class Interleaved(Schedule):
                 f"not {num_microbatches}",
                 remedy="use " + " or ".join(map(str, near)) + " microbatches, or the schedule 1f1b",
             )
+
+    def table(self, num_stages: int, num_microbatches: int) -> Table:
+        """Tasks of each worker, in order. The number of workers must divide the number of microbatches."""
+        self.check(num_stages, num_microbatches)
+        workers = num_stages // self._chunks
         rows = tuple(self._row(w, workers, num_microbatches) for w in range(workers))
         return Table(self.name, num_stages, num_microbatches, rows)
 

@@ -63,8 +63,12 @@ class OneFOneB(Schedule):
 
     name = "1f1b"
 
+    def check(self, num_stages: int, num_microbatches: int) -> None:
+        """Raises ScheduleError unless both numbers are positive."""
+        check_counts(self.name, num_stages, num_microbatches)
+
     def table(self, num_stages: int, num_microbatches: int) -> Table:
         """Tasks of each worker, in order. The table exists for all positive numbers."""
-        check_counts(self.name, num_stages, num_microbatches)
+        self.check(num_stages, num_microbatches)
         rows = tuple(warm_up_row(s, num_microbatches, num_stages - s) for s in range(num_stages))
         return Table(self.name, num_stages, num_microbatches, rows)

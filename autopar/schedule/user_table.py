@@ -181,8 +181,8 @@ class UserTable(Schedule):
         table = self._table
         return -(-table.num_stages // table.num_workers)
 
-    def table(self, num_stages: int, num_microbatches: int) -> Table:
-        """The table. ScheduleError where it was written for other numbers."""
+    def check(self, num_stages: int, num_microbatches: int) -> None:
+        """Raises ScheduleError where the table was written for other numbers."""
         table = self._table
         if (num_stages, num_microbatches) != (table.num_stages, table.num_microbatches):
             raise ScheduleError(
@@ -191,4 +191,8 @@ class UserTable(Schedule):
                 remedy=f"use num_stages={table.num_stages} and num_microbatches={table.num_microbatches}, or write "
                 "another table",
             )
-        return table
+
+    def table(self, num_stages: int, num_microbatches: int) -> Table:
+        """The table. ScheduleError where it was written for other numbers."""
+        self.check(num_stages, num_microbatches)
+        return self._table

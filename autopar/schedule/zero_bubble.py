@@ -35,9 +35,13 @@ class ZbH1(Schedule):
 
     name = "zb-h1"
 
+    def check(self, num_stages: int, num_microbatches: int) -> None:
+        """Raises ScheduleError unless both numbers are positive."""
+        check_counts(self.name, num_stages, num_microbatches)
+
     def table(self, num_stages: int, num_microbatches: int) -> Table:
         """Tasks of each worker, in order. The table exists for all positive numbers."""
-        check_counts(self.name, num_stages, num_microbatches)
+        self.check(num_stages, num_microbatches)
         rows = tuple(zero_bubble_row(s, num_microbatches, num_stages - s, num_stages) for s in range(num_stages))
         return Table(self.name, num_stages, num_microbatches, rows)
 
@@ -53,9 +57,13 @@ class ZbH2(Schedule):
 
     name = "zb-h2"
 
+    def check(self, num_stages: int, num_microbatches: int) -> None:
+        """Raises ScheduleError unless both numbers are positive."""
+        check_counts(self.name, num_stages, num_microbatches)
+
     def table(self, num_stages: int, num_microbatches: int) -> Table:
         """Tasks of each worker, in order. The table exists for all positive numbers."""
-        check_counts(self.name, num_stages, num_microbatches)
+        self.check(num_stages, num_microbatches)
         limit = 2 * num_stages - 1
         rows = tuple(zero_bubble_row(s, num_microbatches, limit - 2 * s, limit) for s in range(num_stages))
         return Table(self.name, num_stages, num_microbatches, rows)
@@ -72,9 +80,13 @@ class ZbV(Schedule):
     name = "zb-v"
     chunks = 2
 
+    def check(self, num_stages: int, num_microbatches: int) -> None:
+        """Raises ScheduleError unless the number of stages is even."""
+        check_counts(self.name, num_stages, num_microbatches, 2)
+
     def table(self, num_stages: int, num_microbatches: int) -> Table:
         """Tasks of each worker, in order. The table exists for even numbers of stages."""
-        check_counts(self.name, num_stages, num_microbatches, 2)
+        self.check(num_stages, num_microbatches)
         workers = num_stages // 2
         rows = tuple(_row(w, workers, num_microbatches) for w in range(workers))
         return Table(self.name, num_stages, num_microbatches, rows)

@@ -27,7 +27,7 @@ from autopar.cost import LeastWork
 from autopar.errors import ScheduleError
 from autopar.microbatch import even_counts
 from autopar.plan import StepForm
-from autopar.schedule import get, table_of
+from autopar.schedule import get
 from autopar.schedule.zero_bubble import bubble_left
 from autopar.search.bound import least_of
 from autopar.search.loop import Expansion, Known, OpenRegion, Relaxation
@@ -90,7 +90,7 @@ def least_by_stages(
         own_s = each_s(devices, True) / stages
         for count in possible:
             try:
-                table_of(schedule, stages, count)
+                schedule.check(stages, count)
             except ScheduleError:
                 continue
             busy_s = each_s(devices * count, False) * (count + (stages - 1) * left)

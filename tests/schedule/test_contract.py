@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,10 +31,14 @@ def make(name: str, workers: int, microbatches: int) -> Table | None:
     """The table, or None where the schedule says that there is none, and which numbers would do."""
     schedule = get(name)
     try:
-        return schedule.table(workers * schedule.chunks, microbatches)
+        table = schedule.table(workers * schedule.chunks, microbatches)
     except ScheduleError as error:
         assert "use " in (error.remedy or "")
+        with pytest.raises(ScheduleError, match=re.escape(str(error))):
+            schedule.check(workers * schedule.chunks, microbatches)
         return None
+    schedule.check(workers * schedule.chunks, microbatches)
+    return table
 
 
 @pytest.mark.few(10)

@@ -12,6 +12,7 @@ import pytest
 import autopar
 from autopar.cluster import Cluster, Device, LinkSpec, NodeGroup
 from autopar.errors import InfeasiblePlanError
+from autopar.schedule import Schedule, Table, get
 from autopar.search.stage_regions import least_by_stages
 from examples import mlp
 from tests.search.problems import problem_of
@@ -95,6 +96,21 @@ def test_what_pipelines_could_reach_is_less_than_what_they_take(bandwidth):
         taken = autopar.parallelize(fn, cluster=problem.cluster, num_stages=stages, num_microbatches=count).plan(*args)
         one = replace(problem, job=replace(problem.job, num_stages=stages))
         assert 0 < least_by_stages(one, [count])[stages][0] <= taken.step_time
+
+
+def test_numbers_of_stages_are_ranked_without_tables_of_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table has a task for each pass: of 64 stages and 4,096 microbatches half a million."""
+    fn, args = mlp.build(abstract=True, layers=8, hidden=64, batch=4096)
+    problem = problem_of(fn, args, node(), num_stages=None, num_microbatches=None)
+    expected = least_by_stages(problem, None)
+
+    def table(self: Schedule, num_stages: int, num_microbatches: int) -> Table:
+        raise AssertionError("a table is made")
+
+    monkeypatch.setattr(type(get("1f1b")), "table", table)
+    assert least_by_stages(problem, None) == expected and set(expected) >= {2, 4, 8}
+    interleaved = replace(problem, job=replace(problem.job, schedule="interleaved", num_stages=8))
+    assert set(least_by_stages(interleaved, [1, 4, 6], [8])) == {8} and not least_by_stages(interleaved, [1, 6], [8])
 
 
 @pytest.mark.slow

@@ -95,6 +95,14 @@ def schedule_for(problem: Problem, microbatching: Microbatching) -> Schedule:
     return schedule_of(problem)
 
 
+def check_for(schedule: Schedule, stages: int, microbatching: Microbatching) -> None:
+    """Raises ScheduleError where `table_for` does; the table is made only where examples meet."""
+    if microbatching.between:
+        table_for(schedule, stages, microbatching)
+    else:
+        schedule.check(stages, microbatching.count)
+
+
 def table_for(schedule: Schedule, stages: int, microbatching: Microbatching) -> Table:
     """The table of a schedule. ScheduleError where there is none, or examples meet and it has no moment for that."""
     table = table_of(schedule, stages, microbatching.count)
@@ -126,7 +134,7 @@ def candidates(step: CuttableStep, fewest: Callable[[int], int] | None, every: b
             if len(layers.members) < stages:
                 continue
             try:
-                table_for(schedule_here, stages, microbatching)
+                check_for(schedule_here, stages, microbatching)
             except ScheduleError:
                 if problem.job.num_stages is not None and asked is not None:
                     raise
@@ -154,7 +162,7 @@ def in_other_microbatches(problem: Problem, source: StageSource, candidate: Cand
     operators = {id for members in candidate.members for id in members}
     for count in (candidate.count // 2, 2 * candidate.count):
         with contextlib.suppress(MicrobatchError, ScheduleError):
-            table_of(schedule_of(problem), len(candidate.members), max(1, count))
+            schedule_of(problem).check(len(candidate.members), max(1, count))
             if {op.id for op in forward_operators(problem.graph, source.microbatches(max(1, count)))} == operators:
                 yield replace(candidate, count=max(1, count))
 

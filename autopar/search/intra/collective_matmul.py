@@ -17,7 +17,7 @@ from autopar.cost import PRODUCTS, CostModel, collective_matmul_s, matrices_of
 from autopar.ir import Layout, item_bytes
 from autopar.ir.state_flow import StateFlow
 from autopar.search.intra.collectives import MatmulBlock, PricedCollective, Thresholds, seconds_as_one
-from autopar.search.intra.overlap import producers_of, timed
+from autopar.search.intra.overlap import StepSchedules, producers_of
 from autopar.search.intra.sharding_problem import ShardingProblem, SiteDraft, ValueDraft
 from autopar.search.intra.work import dtype_of
 from autopar.search.problem import Problem
@@ -120,7 +120,7 @@ def _timed(
     """The collectives as the stack of the cluster sends them, and for each the seconds of it that nothing hides."""
     cost = problem.cost_model
     if cost.overlaps:
-        return timed(cost, sharding_problem, choice, sent, thresholds)
+        return StepSchedules(cost, sharding_problem, choice, sent).timed(thresholds)
     if not cost.knows_kernels:
         overlaps = cost.computes_while_sending
         return tuple(sent), tuple(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import cast
 
@@ -61,6 +61,7 @@ class Sharding:
         thresholds: bytes up to which the compiler is asked to send collectives as one; None for its own.
         notes: lines on what is sent in formats of its own, and on what is not though it was asked for.
         memory_bound: as in `autopar.plan.PlanContent`.
+        sent: all collectives, each alone, value by value.
     """
 
     inputs: Mapping[str, Layout]
@@ -87,6 +88,7 @@ class Sharding:
     thresholds: Thresholds | None = None
     notes: tuple[str, ...] = ()
     memory_bound: bool = False
+    sent: tuple[PricedCollective, ...] = field(default=(), repr=False)
 
     @property
     def step_s(self) -> float:
@@ -163,6 +165,7 @@ def extract(
         thresholds=thresholds,
         notes=_wire_notes(sharding_problem, sent),
         memory_bound=sharding_problem.memory_bound,
+        sent=sent,
     )
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from autopar.cluster import LogicalMesh
 from autopar.cost import CostModel
@@ -220,52 +220,123 @@ class RegionSchedule:
         return tuple(self.sent[m] for m in sorted(direct | together))
 
 
-def schedules(
-    cost: CostModel,
-    sharding_problem: ShardingProblem,
-    choice: Sequence[int],
-    sent: Sequence[PricedCollective],
-    thresholds: Thresholds | None = None,
-) -> dict[str, RegionSchedule]:
-    """The schedule of each region, innermost first; "" is the step.
+@dataclass(frozen=True)
+class _Region:
+    """Tasks and collectives of a region, whatever is sent as one.
+
+    Args:
+        tasks: in running order, inner loops without their seconds.
+        transfers: collectives, each alone.
+        numbers: of these among all of the choice.
+        ends: by number the places of the tasks that make and take what is sent.
+        needs: for each task the places of earlier ones whose results it reads.
+        scheduled: schedules, by the groups that are sent as one and the seconds of inner loops.
+    """
+
+    tasks: tuple[TimedTask, ...]
+    transfers: tuple[Transfer, ...]
+    numbers: tuple[int, ...]
+    ends: Mapping[int, Ends]
+    needs: tuple[tuple[int, ...], ...]
+    scheduled: dict[tuple[object, ...], RegionSchedule] = field(default_factory=dict)
+
+
+class StepSchedules:
+    """Schedules of one choice; what does not depend on thresholds is made once.
 
     Args:
         cost: says what collectives take that are sent as one.
         sharding_problem: from `build`.
         choice: strategy of each node.
         sent: all collectives of the choice, value by value.
-        thresholds: up to how many bytes they are sent as one; None as the stack has it.
     """
-    thresholds = thresholds or Thresholds.of(cost.stack)
-    regions, producers = {r.id for r in sharding_problem.region_sites}, producers_of(sharding_problem)
-    in_blocks = {c.block.product: c.block for c in sent if c.block is not None}
-    inner: dict[str, list[tuple[int, TimedTask]]] = defaultdict(list)
-    for s in sharding_problem.sites:
-        task = TimedTask(s.id, float(s.seconds[choice[s.node]]), _needs(s.id, s.op, producers))
-        tasks_of = [task] if s.id not in in_blocks else _blocks(task, in_blocks[s.id])
-        inner[region_of(s.id, regions)] += [(s.time, t) for t in tasks_of]
-    of_region: dict[str, list[int]] = defaultdict(list)
-    for n, c in enumerate(sent):
-        of_region[region_of(c.value, regions)].append(n)
-    by_region: dict[str, RegionSchedule] = {}
-    # Inner loops first: each is one task of the region that it is in.
-    for region in sorted({*regions, ""}, key=lambda r: (-r.count("/"), -len(r), r)):
-        loops = [
-            (r.time, TimedTask(r.id, by_region[r.id].timing.seconds, _needs(r.id, r.op, producers)))
-            for r in sharding_problem.region_sites
-            if region_of(r.id, regions) == region
-        ]
-        tasks = [task for _, task in sorted([*inner[region], *loops], key=_in_turn)]
-        known = {t.id for t in tasks}
+
+    def __init__(
+        self,
+        cost: CostModel,
+        sharding_problem: ShardingProblem,
+        choice: Sequence[int],
+        sent: Sequence[PricedCollective],
+    ) -> None:
+        self.cost, self.mesh, self.sent = cost, sharding_problem.mesh, tuple(sent)
+        regions, producers = {r.id for r in sharding_problem.region_sites}, producers_of(sharding_problem)
+        in_blocks = {c.block.product: c.block for c in sent if c.block is not None}
+        inside: dict[str, list[tuple[int, TimedTask]]] = defaultdict(list)
+        for s in sharding_problem.sites:
+            task = TimedTask(s.id, float(s.seconds[choice[s.node]]), _needs(s.id, s.op, producers))
+            tasks_of = [task] if s.id not in in_blocks else _blocks(task, in_blocks[s.id])
+            inside[region_of(s.id, regions)] += [(s.time, t) for t in tasks_of]
+        for r in sharding_problem.region_sites:
+            inside[region_of(r.id, regions)].append((r.time, TimedTask(r.id, 0.0, _needs(r.id, r.op, producers))))
+        of_region: dict[str, list[int]] = defaultdict(list)
+        for n, c in enumerate(self.sent):
+            of_region[region_of(c.value, regions)].append(n)
+        # Inner loops first: each is one task of the region that it is in.
+        self.regions = {
+            region: self._region(
+                [task for _, task in sorted(inside[region], key=_in_turn)], of_region[region], producers
+            )
+            for region in sorted({*regions, ""}, key=lambda r: (-r.count("/"), -len(r), r))
+        }
+
+    def _region(self, tasks: Sequence[TimedTask], numbers: Sequence[int], producers: Mapping[str, str]) -> _Region:
+        place = {t.id: n for n, t in enumerate(tasks)}
         transfers = tuple(
-            Transfer(*_ends(c, producers, known), link_class(sharding_problem.mesh, c.axis), c.seconds)
-            for c in (sent[n] for n in of_region[region])
+            Transfer(*_ends(c, producers, place), link_class(self.mesh, c.axis), c.seconds)
+            for c in (self.sent[n] for n in numbers)
         )
-        numbers = tuple(of_region[region])
-        groups = _groups(thresholds, tasks, transfers, sent, numbers)
-        transfers = _joined(cost, sharding_problem.mesh, transfers, [sent[n] for n in numbers], groups)
-        by_region[region] = RegionSchedule(transfers, numbers, list_schedule(tasks, transfers, groups), groups)
-    return by_region
+        ends = {
+            n: Ends(place.get(t.producer, -1), place.get(t.consumer, len(tasks)))
+            for n, t in zip(numbers, transfers, strict=True)
+        }
+        needs = tuple(tuple(p for need in t.needs if (p := place.get(need, n)) < n) for n, t in enumerate(tasks))
+        return _Region(tuple(tasks), transfers, tuple(numbers), ends, needs)
+
+    def of(self, thresholds: Thresholds | None = None) -> dict[str, RegionSchedule]:
+        """The schedule of each region, innermost first; "" is the step.
+
+        Args:
+            thresholds: up to how many bytes collectives are sent as one; None as the stack has it.
+        """
+        thresholds = thresholds or Thresholds.of(self.cost.stack)
+        by_region: dict[str, RegionSchedule] = {}
+        for name, region in self.regions.items():
+            index = {n: m for m, n in enumerate(region.numbers)}
+            joined = combined(thresholds, self.sent, region.ends, region.needs)
+            groups = tuple(tuple(index[n] for n in group) for group in joined)
+            loops_s = tuple(by_region[t.id].timing.seconds for t in region.tasks if t.id in by_region)
+            schedule = region.scheduled.get((groups, loops_s))
+            if schedule is None:
+                schedule = region.scheduled[groups, loops_s] = self._scheduled(region, groups, by_region)
+            by_region[name] = schedule
+        return by_region
+
+    def _scheduled(
+        self, region: _Region, groups: tuple[tuple[int, ...], ...], inner: Mapping[str, RegionSchedule]
+    ) -> RegionSchedule:
+        tasks = [replace(t, seconds=inner[t.id].timing.seconds) if t.id in inner else t for t in region.tasks]
+        sent = [self.sent[n] for n in region.numbers]
+        transfers = _joined(self.cost, self.mesh, region.transfers, sent, groups)
+        return RegionSchedule(transfers, region.numbers, list_schedule(tasks, transfers, groups), groups)
+
+    def timed(self, thresholds: Thresholds | None = None) -> tuple[tuple[PricedCollective, ...], tuple[float, ...]]:
+        """The collectives as they are sent, and of each the seconds that no operator hides.
+
+        These seconds add up to the time in which devices wait.
+
+        Args:
+            thresholds: bytes up to which they are sent as one; None for those of the stack.
+        """
+        as_sent, shares = list(self.sent), [0.0] * len(self.sent)
+        for of in self.of(thresholds).values():
+            for n, transfer in zip(of.sent, of.transfers, strict=True):
+                as_sent[n] = replace(as_sent[n], seconds=transfer.seconds)
+            for consumer, wait_s in of.timing.stall_s.items():
+                needed = of.expected_by(consumer)
+                total = sum(as_sent[n].seconds for n in needed)
+                for n in needed:
+                    shares[n] += wait_s * (as_sent[n].seconds / total if total else 1 / len(needed))
+        return tuple(as_sent), tuple(shares)
 
 
 def _in_turn(entry: tuple[int, TimedTask]) -> tuple[int, str, float]:
@@ -284,7 +355,7 @@ def _block_id(product: str, number: int, blocks: int) -> str:
     return product if number == blocks - 1 else f"{product}#{number}"
 
 
-def _ends(c: PricedCollective, producers: Mapping[str, str], known: set[str]) -> tuple[str, str]:
+def _ends(c: PricedCollective, producers: Mapping[str, str], known: Collection[str]) -> tuple[str, str]:
     """The tasks from and to which a collective goes; a message of a product in blocks to or from one of them."""
     producer, consumer = producers.get(c.value, ""), c.use.consumer if c.use.consumer in known else ""
     b = c.block
@@ -293,24 +364,6 @@ def _ends(c: PricedCollective, producers: Mapping[str, str], known: set[str]) ->
     if b.scatters:
         return _block_id(b.product, b.number - 1, b.blocks), consumer
     return producer, _block_id(b.product, b.number, b.blocks)
-
-
-def _groups(
-    thresholds: Thresholds,
-    tasks: Sequence[TimedTask],
-    transfers: Sequence[Transfer],
-    sent: Sequence[PricedCollective],
-    numbers: Sequence[int],
-) -> tuple[tuple[int, ...], ...]:
-    """Groups of a region's transfers, given by number, that are sent as one."""
-    place = {t.id: n for n, t in enumerate(tasks)}
-    ends = {
-        n: Ends(place.get(t.producer, -1), place.get(t.consumer, len(tasks)))
-        for n, t in zip(numbers, transfers, strict=True)
-    }
-    needs = [[p for need in t.needs if (p := place.get(need, n)) < n] for n, t in enumerate(tasks)]
-    index = {n: m for m, n in enumerate(numbers)}
-    return tuple(tuple(index[n] for n in group) for group in combined(thresholds, sent, ends, needs))
 
 
 def _joined(
@@ -328,36 +381,6 @@ def _joined(
         for m in group:
             joined[m] = replace(joined[m], seconds=joined[m].seconds * (joined_s / separate_s if separate_s else 1.0))
     return tuple(joined)
-
-
-def timed(
-    cost: CostModel,
-    sharding_problem: ShardingProblem,
-    choice: Sequence[int],
-    sent: Sequence[PricedCollective],
-    thresholds: Thresholds | None = None,
-) -> tuple[tuple[PricedCollective, ...], tuple[float, ...]]:
-    """The collectives as they are sent, and of each the seconds that no operator hides.
-
-    These seconds add up to the time in which devices wait.
-
-    Args:
-        cost: says what collectives take that are sent as one.
-        sharding_problem: from `build`.
-        choice: strategy of each node.
-        sent: all collectives of the choice, value by value.
-        thresholds: bytes up to which they are sent as one; None for those of the stack.
-    """
-    as_sent, shares = list(sent), [0.0] * len(sent)
-    for of in schedules(cost, sharding_problem, choice, sent, thresholds).values():
-        for n, transfer in zip(of.sent, of.transfers, strict=True):
-            as_sent[n] = replace(as_sent[n], seconds=transfer.seconds)
-        for consumer, wait_s in of.timing.stall_s.items():
-            needed = of.expected_by(consumer)
-            total = sum(as_sent[n].seconds for n in needed)
-            for n in needed:
-                shares[n] += wait_s * (as_sent[n].seconds / total if total else 1 / len(needed))
-    return tuple(as_sent), tuple(shares)
 
 
 def producers_of(sharding_problem: ShardingProblem) -> dict[str, str]:

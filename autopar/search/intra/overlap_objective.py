@@ -20,9 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.search.intra.collective_matmul import timed_collectives
-from autopar.search.intra.collectives import PricedCollective, collectives
-from autopar.search.intra.extract import Sharding, copy_layouts, extract, value_layouts
-from autopar.search.intra.overlap import RegionSchedule, producers_of, region_of, schedules
+from autopar.search.intra.extract import Sharding, extract
+from autopar.search.intra.overlap import RegionSchedule, StepSchedules, producers_of, region_of
 from autopar.search.intra.sharding_problem import ShardingProblem, ValueDraft
 from autopar.search.intra.thresholds import with_thresholds
 from autopar.search.problem import Problem
@@ -97,7 +96,7 @@ def _chain(
     for share in problem.policy.overlap.link_shares:
         if not _stalls(problem, best):
             break
-        overlappable = overlappable or overlappable_s(problem, sharding_problem, best.solution.choice)
+        overlappable = overlappable or overlappable_s(problem, sharding_problem, best)
         solution = solve(with_overlap(sharding_problem.problem, overlappable, share), best.solution.choice)
         if not solution.found or solution.choice in tried:
             continue
@@ -163,8 +162,8 @@ def _without_exposed(
         done: values whose layout was ruled out, and whether that of their readers.
     """
     choice, exposed_s = timed.solution.choice, defaultdict[str, float](float)
-    sent = _sent(problem, sharding_problem, choice)
-    times = timed_collectives(problem, sharding_problem, choice, sent, timed.sharding.thresholds)
+    sent, thresholds = timed.sharding.sent, timed.sharding.thresholds
+    times = timed_collectives(problem, sharding_problem, choice, sent, thresholds)
     for collective, seconds in zip(times.sent, times.exposed_s, strict=True):
         exposed_s[collective.value] += seconds
     least_s = problem.policy.overlap.stall_share * timed.step_s
@@ -191,13 +190,6 @@ def _other_reader_layouts(value: ValueDraft, choice: Sequence[int]) -> dict[int,
         if required != present:
             allowed[use.node] = allowed.get(use.node, True) & np.array([k != required for k in use.required])
     return allowed
-
-
-def _sent(problem: Problem, sharding_problem: ShardingProblem, choice: Sequence[int]) -> tuple[PricedCollective, ...]:
-    """The collectives of a choice, each alone."""
-    layouts = value_layouts(sharding_problem, choice)
-    copies = copy_layouts(sharding_problem, choice, layouts)
-    return tuple(collectives(problem, sharding_problem, choice, layouts, copies))
 
 
 def _timed(
@@ -272,18 +264,18 @@ def with_overlap(
 
 
 def overlappable_s(
-    problem: Problem, sharding_problem: ShardingProblem, choice: Sequence[int]
+    problem: Problem, sharding_problem: ShardingProblem, timed: TimedSolution
 ) -> dict[tuple[int, int], float]:
     """Seconds a step in which links are idle between maker and reader, by edge.
 
     Args:
         problem: what is planned.
         sharding_problem: from `build`.
-        choice: the answer whose schedule is looked at.
+        timed: the answer whose schedule is looked at.
     """
-    sent = _sent(problem, sharding_problem, choice)
-    schedules_of = schedules(problem.cost_model, sharding_problem, choice, sent)
-    windows = {region: LinkIdleTime(of) for region, of in schedules_of.items()}
+    choice, sent = timed.solution.choice, timed.sharding.sent
+    schedules = StepSchedules(problem.cost_model, sharding_problem, choice, sent)
+    windows = {region: LinkIdleTime(of) for region, of in schedules.of().items()}
     regions, producers = {r.id for r in sharding_problem.region_sites}, producers_of(sharding_problem)
     hubs: dict[str, list[int]] = defaultdict(list)
     for c in sharding_problem.copies:

@@ -11,9 +11,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from autopar.search.intra.collective_matmul import timed_collectives
-from autopar.search.intra.collectives import JOINED, PricedCollective, Thresholds, collectives
-from autopar.search.intra.extract import Sharding, copy_layouts, extract, value_layouts
+from autopar.search.intra.collectives import JOINED, PricedCollective, Thresholds
+from autopar.search.intra.extract import Sharding, extract
+from autopar.search.intra.overlap import StepSchedules
 from autopar.search.intra.sharding_problem import ShardingProblem
 from autopar.search.problem import Problem
 
@@ -43,16 +43,14 @@ def with_thresholds(
         or sharding.exposed_s <= policy.stall_share * sharding.step_s
     ):
         return sharding
-    layouts = value_layouts(sharding_problem, choice)
-    copies = copy_layouts(sharding_problem, choice, layouts)
-    sent = tuple(collectives(problem, sharding_problem, choice, layouts, copies))
+    schedules = StepSchedules(problem.cost_model, sharding_problem, choice, sharding.sent)
     first = sharding.thresholds or Thresholds.of(problem.cost_model.stack)
     best_s, best = sharding.step_s, first
     for name, kinds in (("combine_bytes", {*JOINED} - {"all-gather"}), ("gather_bytes", {"all-gather"})):
-        for bytes in _candidates(problem, sharding_problem, [c for c in sent if c.kind in kinds]):
+        for bytes in _candidates(problem, sharding_problem, [c for c in sharding.sent if c.kind in kinds]):
             thresholds = replace(best, **{name: float(bytes)})
-            times = timed_collectives(problem, sharding_problem, choice, sent, thresholds)
-            step_s = sharding.compute_s + sharding.host_s + sharding.starts_s + sum(times.exposed_s)
+            _, exposed_s = schedules.timed(thresholds)
+            step_s = sharding.compute_s + sharding.host_s + sharding.starts_s + sum(exposed_s)
             if step_s < best_s - least_gain * sharding.step_s:
                 best_s, best = step_s, thresholds
     return sharding if best == first else extract(problem, sharding_problem, choice, best)

@@ -13,10 +13,10 @@ import numpy as np
 
 from autopar.plan.details import Details, MemoryPoint, TimelineSlice
 from autopar.search.intra.collective_matmul import timed_collectives
-from autopar.search.intra.collectives import PricedCollective, collectives
-from autopar.search.intra.extract import Sharding, copy_layouts, value_layouts, views_of
+from autopar.search.intra.collectives import PricedCollective
+from autopar.search.intra.extract import Sharding, views_of
 from autopar.search.intra.memory import BESIDES
-from autopar.search.intra.overlap import RegionSchedule, link_class, region_of, schedules
+from autopar.search.intra.overlap import RegionSchedule, StepSchedules, link_class, region_of
 from autopar.search.intra.sharding_problem import ShardingProblem
 from autopar.search.problem import Problem
 
@@ -41,13 +41,10 @@ def details_of(
     """
     if problem.subproblem.separate_programs or len(sharding_problem.sites) > MOST_OPERATORS:
         return Details()
-    layouts = value_layouts(sharding_problem, choice)
-    sent = tuple(
-        collectives(problem, sharding_problem, choice, layouts, copy_layouts(sharding_problem, choice, layouts))
-    )
-    sent = timed_collectives(problem, sharding_problem, choice, sent, sharding.thresholds).listed
+    sent = timed_collectives(problem, sharding_problem, choice, sharding.sent, sharding.thresholds).listed
     if problem.cost_model.overlaps:
-        of_regions = schedules(problem.cost_model, sharding_problem, choice, sent, sharding.thresholds)
+        schedules = StepSchedules(problem.cost_model, sharding_problem, choice, sent)
+        of_regions = schedules.of(sharding.thresholds)
         slices = _overlapped(of_regions, sharding_problem, sent)
     else:
         share = sharding.exposed_s / sharding.communication_s if sharding.communication_s else 0.0

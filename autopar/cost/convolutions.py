@@ -142,9 +142,7 @@ def convolution_of(
     places = [result_shape[d] for d in op.ints("out_spec")[2:]]
     of_kernel = sum(kernel[w] > n for w, n in zip(window, places, strict=True)) > len(places) / 2
     last = max(range(len(window)), key=lambda n: op.ints("lhs_spec")[2 + n], default=0)
-    whole = [
-        dim in edges or max(padding) <= 0 for dim, padding in zip(op.ints("lhs_spec")[2:], _padding(op), strict=True)
-    ]
+    last_is_whole = bool(window) and (op.ints("lhs_spec")[2 + last] in edges or max(_padding(op)[last]) <= 0)
     form = form_of(op, operand_shapes)
     one_place = taps == 1 and max(op.ints("window_strides"), default=1) == 1 and not any(map(any, _padding(op)))
     # Places of one dim alone are apart: its library takes them as rows of one place.
@@ -158,7 +156,7 @@ def convolution_of(
         groups,
         run=max(1, kernel[into] * in_a_row),
         packs=not one_place,
-        narrow=not (of_kernel and whole[last] and form == "windows"),
+        narrow=not (of_kernel and last_is_whole and form == "windows"),
         form=form,
         met_share=met_share,
     )

@@ -316,11 +316,13 @@ class CostModel:
     def _least_s(self, work: LeastWork, parts: float, dtype: str, device: Device, rates: KernelRates | None) -> float:
         launch_s = self._launch_s(device) if work.starts else 0.0
         if rates is None:
-            rate = _convolution_rate(work.kind, work.spatial_dims, work.form, device)
-            if rate is not None:
-                loop = _convolution_rate(work.kind, work.spatial_dims, "loop", device)
-                loop_s = math.inf if loop is None else loop.multiplication_s * work.met_share
-                return launch_s + min(rate.multiplication_s, loop_s) * work.flops / 2 / parts
+            forms: tuple[ConvolutionForm, ...] = (work.form, "loop")
+            known = [_convolution_rate(work.kind, work.spatial_dims, form, device) for form in forms]
+            each_s = [
+                r.multiplication_s * (work.met_share if r.form == "loop" else 1.0) for r in known if r is not None
+            ]
+            if each_s:
+                return launch_s + min(each_s) * work.flops / 2 / parts
             kind = _efficiency(work.kind, device)
             return launch_s + least_roofline_s(work.flops, work.bytes, dtype, device, parts, kind)
         if work.product is not None and self.knows_kernels:

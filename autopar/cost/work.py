@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
-from autopar.cluster import ConvolutionForm
+from autopar.cluster import ConvolutionForm, ConvolutionKind
 from autopar.cost.convolutions import Convolution
 from autopar.cost.kernels import Matrices
 from autopar.ir import Attr, Operator, TensorType
@@ -17,7 +17,7 @@ from autopar.ir import Attr, Operator, TensorType
 #: Primitives that `matrices_of` says the sizes of.
 PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 
-Kind = Literal["", "convolution", "kernel gradient"]
+Kind = Literal["", ConvolutionKind]
 #: Features that kernels of convolutions compute together at least, on processors of many cores (tiles of cuDNN's).
 _LEAST_COLUMNS = 32
 #: Rates of float32 products by `jax.lax.Precision`. GPUs run the first on tensor cores (TF32) and the second on none;

@@ -69,6 +69,16 @@ class Schedule(abc.ABC):
         return tuple(most)
 
 
+class ScheduleByNumbers(Schedule):
+    """A schedule that exists for all positive numbers, or for numbers of stages that `stages_multiple` divides."""
+
+    stages_multiple = 1
+
+    def check(self, num_stages: int, num_microbatches: int) -> None:
+        """Raises ScheduleError for other numbers; no table is made."""
+        check_counts(self.name, num_stages, num_microbatches, self.stages_multiple)
+
+
 def check_counts(name: str, num_stages: int, num_microbatches: int, stages_divisible_by: int = 1) -> None:
     """Raises ScheduleError unless both numbers are positive and the stages divide evenly."""
     if num_stages < 1 or num_microbatches < 1:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import final
 
-from autopar.schedule.base import Schedule, check_counts
+from autopar.schedule.base import ScheduleByNumbers
 from autopar.schedule.table import Table, Task
 
 
 @final
-class Chimera(Schedule):
+class Chimera(ScheduleByNumbers):
     """Half of the microbatches enter at the first worker, half at the last; each worker holds two stages' weights.
 
     Li and Hoefler, Chimera (2021), section 3.1, with one model replica pair and units of p microbatches put one after
@@ -18,10 +18,7 @@ class Chimera(Schedule):
     """
 
     name = "chimera"
-
-    def check(self, num_stages: int, num_microbatches: int) -> None:
-        """Raises ScheduleError unless the number of stages is even."""
-        check_counts(self.name, num_stages, num_microbatches, 2)
+    stages_multiple = 2
 
     def table(self, num_stages: int, num_microbatches: int) -> Table:
         """Tasks of each worker, in order. The table exists for even numbers of stages."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import final
 
-from autopar.schedule.base import Schedule, check_counts
+from autopar.schedule.base import ScheduleByNumbers
 from autopar.schedule.one_f_one_b import warm_up_row
 from autopar.schedule.table import Table
 
 
 @final
-class EagerOneFOneB(Schedule):
+class EagerOneFOneB(ScheduleByNumbers):
     """1F1B with about twice the forwards before the first backward, so that transfers overlap computing.
 
     Zhuang et al., On Optimizing the Communication of Model Parallelism (2023), section 4. Bubble as 1F1B where sending
@@ -18,10 +18,6 @@ class EagerOneFOneB(Schedule):
     """
 
     name = "eager-1f1b"
-
-    def check(self, num_stages: int, num_microbatches: int) -> None:
-        """Raises ScheduleError unless both numbers are positive."""
-        check_counts(self.name, num_stages, num_microbatches)
 
     def table(self, num_stages: int, num_microbatches: int) -> Table:
         """Tasks of each worker, in order. The table exists for all positive numbers."""

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from typing import final
 
-from autopar.schedule.base import Schedule, check_counts
+from autopar.schedule.base import ScheduleByNumbers
 from autopar.schedule.table import Table, Task
 
 
 @final
-class GPipe(Schedule):
+class GPipe(ScheduleByNumbers):
     """All forwards, then all backwards in reverse.
 
     Huang et al., GPipe (2019), section 2.3. Bubble (p-1)/(m+p-1); m microbatches in flight on every stage.
     """
 
     name = "gpipe"
-
-    def check(self, num_stages: int, num_microbatches: int) -> None:
-        """Raises ScheduleError unless both numbers are positive."""
-        check_counts(self.name, num_stages, num_microbatches)
 
     def table(self, num_stages: int, num_microbatches: int) -> Table:
         """Tasks of each worker, in order. The table exists for all positive numbers."""

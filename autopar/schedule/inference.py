@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from typing import final
 
-from autopar.schedule.base import Schedule, check_counts
+from autopar.schedule.base import ScheduleByNumbers
 from autopar.schedule.table import Table, Task
 
 
 @final
-class Inference(Schedule):
+class Inference(ScheduleByNumbers):
     """Microbatches one after the other, forward only. Bubble (p-1)/(m+p-1); one microbatch on a stage at a time."""
 
     name = "inference"
-
-    def check(self, num_stages: int, num_microbatches: int) -> None:
-        """Raises ScheduleError unless both numbers are positive."""
-        check_counts(self.name, num_stages, num_microbatches)
 
     def table(self, num_stages: int, num_microbatches: int) -> Table:
         """Tasks of each worker, in order. The table exists for all positive numbers."""

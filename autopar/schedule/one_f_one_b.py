@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import final
 
-from autopar.schedule.base import Schedule, check_counts
+from autopar.schedule.base import ScheduleByNumbers
 from autopar.schedule.table import Table, Task
 
 
@@ -54,7 +54,7 @@ def zero_bubble_row(stage: int, num_microbatches: int, in_flight: int, limit: in
 
 
 @final
-class OneFOneB(Schedule):
+class OneFOneB(ScheduleByNumbers):
     """Backward as early as possible: as fast as GPipe, with fewer activations.
 
     PipeDream-flush in Narayanan et al. (2021, SC), section 2.2.1; DAPPLE, Fan et al. (2021). Bubble (p-1)/(m+p-1);
@@ -62,10 +62,6 @@ class OneFOneB(Schedule):
     """
 
     name = "1f1b"
-
-    def check(self, num_stages: int, num_microbatches: int) -> None:
-        """Raises ScheduleError unless both numbers are positive."""
-        check_counts(self.name, num_stages, num_microbatches)
 
     def table(self, num_stages: int, num_microbatches: int) -> Table:
         """Tasks of each worker, in order. The table exists for all positive numbers."""

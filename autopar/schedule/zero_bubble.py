@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import final
 
-from autopar.schedule.base import Schedule, check_counts
+from autopar.schedule.base import ScheduleByNumbers
 from autopar.schedule.one_f_one_b import zero_bubble_row
 from autopar.schedule.table import Kind, Table, Task
 
@@ -25,7 +25,7 @@ def bubble_left(forward: float = 1.0, backward: float = 1.0, weight: float = 1.0
 
 
 @final
-class ZbH1(Schedule):
+class ZbH1(ScheduleByNumbers):
     """1F1B with the weight gradients put off until the pipeline drains.
 
     Qi et al., Zero Bubble Pipeline Parallelism (2024), section 2.2. With F, B, W the times of the three kinds and
@@ -35,10 +35,6 @@ class ZbH1(Schedule):
 
     name = "zb-h1"
 
-    def check(self, num_stages: int, num_microbatches: int) -> None:
-        """Raises ScheduleError unless both numbers are positive."""
-        check_counts(self.name, num_stages, num_microbatches)
-
     def table(self, num_stages: int, num_microbatches: int) -> Table:
         """Tasks of each worker, in order. The table exists for all positive numbers."""
         self.check(num_stages, num_microbatches)
@@ -47,7 +43,7 @@ class ZbH1(Schedule):
 
 
 @final
-class ZbH2(Schedule):
+class ZbH2(ScheduleByNumbers):
     """ZB-H1 with enough forwards ahead that workers never wait if all kinds take the same time.
 
     Qi et al., Zero Bubble Pipeline Parallelism (2024), section 2.3. From a worker's first task to its last it idles at
@@ -56,10 +52,6 @@ class ZbH2(Schedule):
     """
 
     name = "zb-h2"
-
-    def check(self, num_stages: int, num_microbatches: int) -> None:
-        """Raises ScheduleError unless both numbers are positive."""
-        check_counts(self.name, num_stages, num_microbatches)
 
     def table(self, num_stages: int, num_microbatches: int) -> Table:
         """Tasks of each worker, in order. The table exists for all positive numbers."""
@@ -70,7 +62,7 @@ class ZbH2(Schedule):
 
 
 @final
-class ZbV(Schedule):
+class ZbV(ScheduleByNumbers):
     """Worker w holds the stages w and 2p-1-w, so that the first worker has the loss and backward starts early.
 
     Qi et al., Zero Bubble Pipeline Parallelism (2024), section 6. From its first task to its last no worker idles if
@@ -79,10 +71,7 @@ class ZbV(Schedule):
 
     name = "zb-v"
     chunks = 2
-
-    def check(self, num_stages: int, num_microbatches: int) -> None:
-        """Raises ScheduleError unless the number of stages is even."""
-        check_counts(self.name, num_stages, num_microbatches, 2)
+    stages_multiple = 2
 
     def table(self, num_stages: int, num_microbatches: int) -> Table:
         """Tasks of each worker, in order. The table exists for even numbers of stages."""

@@ -187,7 +187,9 @@ def test_gradients_of_kernels_of_few_features_are_slow_where_the_last_dim_is_pad
     shapes, result = [graph.types[v].shape for v in op.operands], op.results[0].type.shape
     alone, rows, columns = (convolution_of(op, shapes, result, edges=edges) for edges in ((), (1,), (2,)))
     assert alone.narrow_runs == pytest.approx(last * 16 * 16 * 4 * 9 * (1 - 8 / 24))
+    assert (alone.windows, alone.scattered) == (16 * 16 * 4 * 9, 0)
     assert rows == alone and columns == replace(alone, narrow_runs=0.0)
+    assert convolution_of(op, shapes, result, edges=(1, 2)) == columns
 
 
 def _gradient(image, kernel, result, stride, padding, of_kernel):
@@ -250,6 +252,7 @@ def test_forms_have_rates_of_their_own():
     assert seconds("convolution", "loop", RATES) == seconds("convolution", "windows", RATES)
     least = LeastWork(2e9, 4e6, ("f32",), "convolution", spatial_dims=3, met_share=1e-3)
     assert _model(device).least_s(least, 1) == pytest.approx(1e-6 + min(2e-3, 5e-3))
+    assert _model(RATES).least_s(least, 1) == pytest.approx(1e-6 + 2e-3)
     dilated = replace(least, form="dilated", met_share=1e-4)
     assert _model(device).least_s(dilated, 1) == pytest.approx(1e-6 + 5e-4)
 

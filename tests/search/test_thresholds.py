@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
+from typing import Any
 from unittest import mock
 
 import msgspec
@@ -21,11 +22,14 @@ from autopar.lower.program import lower_on
 from autopar.plan import CombinedBytes, StepForm
 from autopar.search import restrict, strategy_named
 from autopar.search.intra import ShardingProblem, extract
+from autopar.search.intra.collectives import Thresholds
 from autopar.search.intra.extract import Sharding
+from autopar.search.intra.overlap import StepSchedules
 from autopar.search.intra.thresholds import with_thresholds
 from autopar.search.policy import EffortPolicy
 from autopar.search.problem import Problem
 from benchmarks.fixed_plans import perceptron
+from examples import gpt
 from tests.search.problems import problem_of
 
 LEAST = EffortPolicy().least_gain
@@ -53,6 +57,27 @@ def plans(strategy: str, nodes: int, latency_s: float, layers: int, width: int, 
 def _joined(problem: Problem, sharding_problem: ShardingProblem, choice: Sequence[int]) -> Sharding:
     """A sharding whose collectives are joined by the best thresholds; plans that people name have the compiler's."""
     return with_thresholds(problem, sharding_problem, choice, extract(problem, sharding_problem, choice))
+
+
+def test_schedules_of_one_threshold_say_nothing_of_the_next() -> None:
+    """Those of a loop change with its messages, and with them the step around it, whose own messages stay the same."""
+    step, args = gpt.build("tiny", abstract=True, scan=True, batch=64)
+    problem, seen = problem_of(step, args, cluster(2, 1e-5)), []
+
+    def noted(*of: Any) -> Sharding:
+        seen.append((of, extract(*of)))
+        return seen[-1][1]
+
+    with mock.patch.object(restrict, "extract", noted):
+        strategy_named("zero3")(problem)
+    (problem, sharding_problem, choice, *_), sharding = seen[-1]
+    of = (problem.cost_model, sharding_problem, choice, sharding.sent)
+    kept, loops_s = StepSchedules(*of), set()
+    for bytes in (0.0, *(2.0**n for n in range(8, 31)), 0.0):
+        thresholds = Thresholds(bytes, bytes)
+        assert kept.timed(thresholds) == StepSchedules(*of).timed(thresholds)
+        loops_s.add(tuple(s.timing.seconds for region, s in kept.of(thresholds).items() if region))
+    assert len(loops_s) > 1
 
 
 @settings(max_examples=12)

@@ -415,8 +415,11 @@ def _kind_s(work: KernelWork, flops: float, bytes: float, device: Device) -> flo
 def _convolution_rate(kind: Kind, spatial_dims: int, form: ConvolutionForm, device: Device) -> ConvolutionRate | None:
     """The measured rate of the fewest dims that are enough, else of the most; None where none was measured.
 
-    Where the form was not measured, that of windows counts. Loops have one rate for all kinds.
+    Where the form was not measured, that of windows counts. Loops have one rate for all kinds of convolutions; other
+    operators, whose kind is "", have none.
     """
+    if not kind:
+        return None
     every = [r for r in device.convolutions if r.form == form and (form == "loop" or r.kind == kind)]
     every = every or [r for r in device.convolutions if r.form == "windows" and r.kind == kind]
     rates = sorted(every, key=lambda r: r.spatial_dims)

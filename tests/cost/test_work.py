@@ -253,6 +253,8 @@ def test_forms_have_rates_of_their_own():
     least = LeastWork(2e9, 4e6, ("f32",), "convolution", spatial_dims=3, met_share=1e-3)
     assert _model(device).least_s(least, 1) == pytest.approx(1e-6 + min(2e-3, 5e-3))
     assert _model(RATES).least_s(least, 1) == pytest.approx(1e-6 + 2e-3)
+    other = replace(least, kind="", spatial_dims=0)
+    assert _model(device).least_s(other, 1) == _model(replace(device, convolutions=())).least_s(other, 1)
     dilated = replace(least, form="dilated", met_share=1e-4)
     assert _model(device).least_s(dilated, 1) == pytest.approx(1e-6 + 5e-4)
 

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from autopar.errors import InfeasiblePlanError
-from autopar.ir.analysis import gradient_bytes, state_bytes, unread_effects
+from autopar.ir.analysis import unread_effects
 from autopar.plan import StepForm
 from autopar.schedule import factory_named
 from autopar.schedule.branches import Branches
@@ -24,7 +24,7 @@ from autopar.search.bound import least_of
 from autopar.search.loop import Expansion, Known, OpenRegion, Relaxation
 from autopar.search.mesh_bounds import MemoryNotAmpleError
 from autopar.search.one_stage import OneStagePlanner, is_best_of_one_stage
-from autopar.search.outcome import Bounded, LeftOut, TooLarge
+from autopar.search.outcome import Bounded, LeftOut
 from autopar.search.pipeline.branches import has_branches
 from autopar.search.pipeline.search_space import is_large
 from autopar.search.pipeline.whole_steps import EqualStages, counts_that_may_fit, equal_stages
@@ -70,7 +70,7 @@ class Decision(StepProblem):
             return (self._one_stage(), self.several.pipelines(LeftOut("stages would leave out what the step prints")))
         if job.mesh_shape is not None and math.prod(job.mesh_shape) == devices:
             return (self._exact_stage(),)
-        state = self._state_too_large()
+        state = self.state_too_large(with_gradients=True)  # passes and update of a stage are programs of their own
         if state is not None:  # one stage says how much memory would do
             problem.trail.close(Region("pipeline", numbers_of(problem, None)), state)
             return (self._exact_stage(),)
@@ -155,21 +155,6 @@ class Decision(StepProblem):
     @property
     def _mesh_relaxations(self) -> Relaxation:
         return Relaxation(MESH_RELAXATIONS, self.problem.policy.effort.mesh_spread)
-
-    def _state_too_large(self) -> TooLarge | None:
-        """Why no pipeline fits: all devices together cannot hold what lies there between backward pass and update.
-
-        These are the parameters and the state of the optimizer, once. The passes and the update of a stage are programs
-        of their own, so that all gradients lie there too.
-        """
-        problem = self.problem
-        if problem.job.offload != "none":
-            return None
-        held = problem.graph.fact(state_bytes) + problem.graph.fact(gradient_bytes)
-        least = math.ceil(held / problem.cluster.num_devices)
-        missing = least - problem.memory_limit_bytes
-        what = "parameters, optimizer state and gradients, shared by all devices"
-        return TooLarge(what, missing) if missing > 0 else None
 
     @property
     def _one(self) -> OneStagePlanner:

@@ -27,6 +27,7 @@ from autopar.search.alpa import alpa
 from autopar.search.anytime import Converted
 from autopar.search.bound import Freedom, bounded
 from autopar.search.cache import cached
+from autopar.search.clock import units_of
 from autopar.search.mesh_bounds import with_relaxation_only
 from autopar.search.outcome import Bounded
 from autopar.search.pipeline.whole_steps import counts_that_may_fit
@@ -92,14 +93,20 @@ class OneStagePlanner(StepProblem):
         problem, step, counts = self.problem, self.step, self.counts
         job, asked = problem.job, self._asked
         possible = even_counts(problem.graph) if counts is None else counts
+        nothing_fits = self.state_too_large(with_gradients=False) is not None
         may_fit: Callable[[Sequence[int]], Sequence[int]] = partial(counts_that_may_fit, problem, step)
+        if nothing_fits:
+            may_fit = list
         stored_from = possible[0]
-        if cutoff_s < math.inf and job.offload == "none" and not is_tiny(problem) and len(possible) > 2:
+        binds = cutoff_s < math.inf and job.offload == "none" and not nothing_fits
+        if binds and not is_tiny(problem) and len(possible) > 2:
             fit = may_fit(possible)
             stored_from, may_fit = fit[0], lambda counts: [count for count in counts if count >= fit[0]]
         blocks = block_scores(problem)
-        attempt = self._attempt(problem)
-        trials = Trials(attempt)
+        attempt, ends = self._attempt(problem), self._is_long if nothing_fits else bool
+        trials = Trials(attempt, ends)
+        if nothing_fits:  # the form that is likely to hold least says how much would do
+            trials.run([StepForm(possible[-1], levels_of(job.remat)[-1])])
         relaxations = Trials(self._attempt(with_relaxation_only(problem))) if self.strategy is alpa else trials
         forms = StageForms(
             possible,
@@ -125,7 +132,7 @@ class OneStagePlanner(StepProblem):
                 failure = error
         plan = plain
         if blocks and not isinstance(plain, Bounded) and not isinstance(failure, MicrobatchError):
-            trials = Trials(attempt)
+            trials = Trials(attempt, ends)
             plan = in_blocks(trials, forms, blocks, plain) or plain
             if plan is None:
                 plan = trials.bounded
@@ -143,6 +150,10 @@ class OneStagePlanner(StepProblem):
     def segmented(self, count: int) -> tuple[StepForm, ...]:
         """The form with segments of layers that is tried first in so many microbatches, if it may be tried."""
         return tuple(StepForm(count, segment_layers=layers) for layers in segments_of(self._asked)[:1])
+
+    def _is_long(self) -> bool:
+        """Whether so much work is spent that what may still be won must be worth it."""
+        return units_of(self.problem.meter) >= self.problem.policy.effort.large_work
 
     @property
     def _asked(self) -> Asked:

@@ -36,10 +36,12 @@ class Trials(Generic[C, T]):
     Args:
         attempt: plans a configuration, which must stay below so many seconds, else the answer may be `Bounded`. Where
             it does not fit, the error says the least memory that would do only if the last argument says so.
+        ends: whether no more is tried once something failed, because nothing can fit.
     """
 
-    def __init__(self, attempt: Callable[[C, float, bool], T | Bounded]) -> None:
+    def __init__(self, attempt: Callable[[C, float, bool], T | Bounded], ends: Callable[[], bool] = bool) -> None:
         self.attempt = attempt
+        self.ends = ends
         self.failures: dict[C, InfeasiblePlanError] = {}
         self.impossible: dict[int, MicrobatchError] = {}
         self.bounded: Bounded | None = None
@@ -64,6 +66,8 @@ class Trials(Generic[C, T]):
         """
         plans: list[T] = []
         for configuration in configurations:
+            if self.failures and self.ends():
+                break
             if configuration.count in self.impossible:
                 continue
             fastest_s = min(map(seconds, plans), default=cutoff_s) if seconds else cutoff_s

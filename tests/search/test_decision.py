@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 import autopar
+from autopar.api.steps import TracedStep
 from autopar.ir.analysis import gradient_bytes
+from autopar.plan import StepForm
 from autopar.search.alpa import alpa
 from autopar.search.decision import Decision
 from autopar.search.loop import Known
+from autopar.search.policy import SearchPolicy
 from autopar.search.registry import strategy_named
 from autopar.search.stage_regions import StageRegions
 from autopar.search.trail import ranges_of
 from examples import mlp
-from tests.search.problems import f32, problem_of, toy
+from tests.search.problems import f32, problem_of, toy, with_policy
 
 
 def step(w: Any, x: Any) -> Any:
@@ -127,3 +132,27 @@ def test_no_pipeline_is_planned_where_all_devices_cannot_hold_the_state(monkeypa
     assert not tried
     refused((state + gradients) // devices + 100)
     assert tried
+
+
+@pytest.mark.parametrize("is_long", [False, True])
+def test_where_the_state_has_no_room_few_forms_say_how_much_would_do(is_long: bool) -> None:
+    """All of them where that is little work; else the one that is likely to hold least."""
+    fn, args = mlp.build(abstract=True)
+    policy = SearchPolicy()
+    policy = replace(policy, effort=replace(policy.effort, large_work=1 if is_long else policy.effort.large_work))
+    parallel = autopar.parallelize(fn, cluster=toy(4), num_stages=1, donate_argnums=0, memory_limit=1000)
+    tried: list[StepForm] = []
+    in_form = TracedStep.in_form
+
+    def noted(self: TracedStep, form: StepForm) -> Any:
+        tried.append(form)
+        return in_form(self, form)
+
+    with mock.patch.object(TracedStep, "in_form", noted), pytest.raises(autopar.InfeasiblePlanError) as error:
+        with_policy(parallel, policy).plan(*args)
+    counts = {form.microbatches for form in tried}
+    assert (len(counts) == 1) == is_long and {form.remat for form in tried} >= {"full"}
+    assert "the least that would do is" in str(error.value) and error.value.least_bytes is not None
+    least = error.value.least_bytes
+    enough = autopar.parallelize(fn, cluster=toy(4), num_stages=1, donate_argnums=0, memory_limit=least)
+    assert enough.plan(*args).peak_memory <= least

@@ -195,5 +195,8 @@ class Device:
 
         A product that takes several passes has their number at the end, as ``bf16_x3``.
         """
-        rates, (name, _, passes) = dict(self.peak_flops), dtype.partition("_x")
-        return rates.get(name, rates["f32"]) / int(passes or 1)
+        name, _, passes = dtype.partition("_x")
+        rate = next((r for d, r in self.peak_flops if d == name), None)
+        if rate is None:
+            rate = next(r for d, r in self.peak_flops if d == "f32")
+        return rate / int(passes) if passes else rate

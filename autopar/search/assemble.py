@@ -42,6 +42,7 @@ from autopar.plan.types import AxisUse
 from autopar.search.clock import Clock
 from autopar.search.intra import Sharding, ShardingProblem
 from autopar.search.intra.overlap import link_class
+from autopar.search.intra.records import operator_records, reasons_of
 from autopar.search.problem import Problem
 from autopar.sharding import rule_for
 from autopar.solver.meter import Work
@@ -50,6 +51,7 @@ from autopar.solver.meter import Work
 def assemble(
     problem: Problem,
     sharding_problem: ShardingProblem,
+    choice: Sequence[int],
     sharding: Sharding,
     search: SearchContent,
     clock: Clock,
@@ -59,14 +61,16 @@ def assemble(
     Args:
         problem: what was planned.
         sharding_problem: the problem on the chosen mesh.
-        sharding: what was chosen.
+        choice: strategy of each node of it.
+        sharding: what it means.
         search: its record. The bound of the plan is never above its step time: readers may share a conversion that the
             objective counts for each.
         clock: time of planning so far.
     """
     graph, cluster = problem.graph, problem.cluster
     problem.meter.add(Work.ASSEMBLED, len(sharding_problem.sites))
-    stage = _stage(problem, sharding_problem, sharding)
+    operators = operator_records(problem, sharding_problem, choice, sharding.times.matmuls)
+    stage = _stage(problem, sharding_problem, sharding, operators)
     bound_s = None if search.lower_bound is None else min(search.lower_bound, stage.step_time)
     content = PlanContent(
         program=graph.name,
@@ -83,9 +87,9 @@ def assemble(
             OutputRecord(o.path, str(o.type), str(layout), o.updates)
             for o, layout in zip(graph.outputs, sharding.outputs, strict=True)
         ),
-        operators=sharding.operators,
+        operators=operators,
         copies=sharding.copies,
-        choices=sharding.choices,
+        choices=reasons_of(sharding_problem, choice),
         search=msgspec.structs.replace(search, lower_bound=bound_s),
         notes=(
             *sharding_problem.notes,
@@ -102,13 +106,15 @@ def assemble(
     return Plan(content, clock.phases())
 
 
-def _stage(problem: Problem, sharding_problem: ShardingProblem, sharding: Sharding) -> Stage:
+def _stage(
+    problem: Problem, sharding_problem: ShardingProblem, sharding: Sharding, operators: Sequence[OperatorRecord]
+) -> Stage:
     """The only stage, on all devices."""
     joined = sharding.thresholds
     return Stage(
         mesh_axes=tuple(sharding_problem.mesh.axes),
         devices=tuple(range(problem.cluster.num_devices)),
-        operators=tuple(r.id for r in sharding.operators),
+        operators=tuple(r.id for r in operators),
         step_time=sharding.step_s,
         compute_time=sharding.compute_s,
         memory=sharding.memory,
@@ -121,7 +127,7 @@ def _stage(problem: Problem, sharding_problem: ShardingProblem, sharding: Shardi
         state_bytes=sharding.state_bytes,
         form=StepForm(microbatches=problem.job.num_microbatches or 1, slices_ahead=sharding.slices_ahead),
         thresholds=None if joined is None else CombinedBytes(int(joined.combine_bytes), int(joined.gather_bytes)),
-        axis_roles=axis_roles(problem.graph, sharding_problem.mesh.axes, sharding.operators),
+        axis_roles=axis_roles(problem.graph, sharding_problem.mesh.axes, operators),
     )
 
 
@@ -176,9 +182,7 @@ def _overlap_notes(sharding: Sharding) -> list[str]:
 
 def _matmul_notes(sharding: Sharding) -> list[str]:
     """Says how many products run in blocks."""
-    travels = Counter(
-        "sums" if o.collective_matmul == "result" else "operands" for o in sharding.operators if o.collective_matmul
-    )
+    travels = Counter("sums" if of == "result" else "operands" for of in sharding.times.matmuls.values())
     if not travels:
         return []
     counts = " and ".join(f"{travels[of]} of {of}" for of in ("operands", "sums") if travels[of])

@@ -329,7 +329,7 @@ class MeshSearch:
             sharding: that it is.
             search: record of the search.
         """
-        plan = assemble(self.problem, sharding_problem, sharding, search, self.clock)
+        plan = assemble(self.problem, sharding_problem, choice, sharding, search, self.clock)
         return replace(plan, details=details_of(self.problem, sharding_problem, choice, sharding))
 
 

@@ -52,6 +52,6 @@ def random_plan(seed: int) -> Callable[[Problem], Plan]:
         stated = build(problem, mesh, split_phases=bool(rng.integers(2)))
         choice = random_choice(stated.problem, rng)
         sharding = extract(problem, stated, choice)
-        return assemble(problem, stated, sharding, SearchContent("random", 0.0, None), Clock())
+        return assemble(problem, stated, choice, sharding, SearchContent("random", 0.0, None), Clock())
 
     return search

@@ -9,7 +9,8 @@ import pytest
 
 from autopar import parallelize
 from autopar.errors import PlanMismatchError
-from autopar.search.intra import build, extract
+from autopar.search.intra import build
+from autopar.search.intra.records import reasons_of
 from autopar.solver import objective, solve
 from examples import mlp
 from tests.search.problems import problem_of, toy
@@ -27,9 +28,9 @@ def solved(mesh_shape=(2, 2)):
 
 @pytest.mark.slow
 def test_costs_are_those_of_changing_one_node():
-    problem, sharding_problem, free, choice = solved()
+    _, sharding_problem, free, choice = solved()
     best = objective(free, choice)
-    reasons = {c.name: c for c in extract(problem, sharding_problem, choice).choices}
+    reasons = {c.name: c for c in reasons_of(sharding_problem, choice)}
     checked = 0
     for n, node in enumerate(sharding_problem.nodes):
         if node.name.startswith("copy of "):

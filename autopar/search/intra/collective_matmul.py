@@ -36,6 +36,7 @@ class TimedCollectives:
         listed: all collectives before the stack combines any.
         matmuls: by product that runs in blocks of which tensor they travel.
         longer_s: by such a product the seconds a step that it takes longer in blocks, if nothing waits.
+        schedules: of ``listed``, whatever is sent as one; None where they do not overlap with computation.
     """
 
     sent: tuple[PricedCollective, ...]
@@ -43,6 +44,7 @@ class TimedCollectives:
     listed: tuple[PricedCollective, ...]
     matmuls: Mapping[str, Travels] = field(default_factory=dict)
     longer_s: Mapping[str, float] = field(default_factory=dict)
+    schedules: StepSchedules | None = field(default=None, repr=False)
 
     @property
     def seconds(self) -> float:
@@ -89,7 +91,7 @@ def timed_collectives(
         sent: from `collectives`.
         thresholds: up to how many bytes they are sent as one; None as the stack has it.
     """
-    plain = TimedCollectives(*_timed(problem, sharding_problem, choice, sent, thresholds), tuple(sent))
+    plain = _timed(problem, sharding_problem, choice, sent, thresholds)
     asked, cost = problem.request.collective_matmul, problem.cost_model
     if asked == "none" or (asked == "auto" and not cost.computes_while_sending):
         return plain
@@ -101,11 +103,10 @@ def timed_collectives(
     if not taken:
         return plain
     listed = tuple(_listed(sent, {c.number: c for c in taken.values()}))
-    in_blocks = TimedCollectives(
-        *_timed(problem, sharding_problem, choice, listed, thresholds),
-        listed,
-        {id: c.how.travels for id, c in taken.items()},
-        {id: c.blocks * c.block_s - float(c.site.seconds[choice[c.site.node]]) for id, c in taken.items()},
+    in_blocks = replace(
+        _timed(problem, sharding_problem, choice, listed, thresholds),
+        matmuls={id: c.how.travels for id, c in taken.items()},
+        longer_s={id: c.blocks * c.block_s - float(c.site.seconds[choice[c.site.node]]) for id, c in taken.items()},
     )
     return in_blocks if asked == "always" or in_blocks.seconds < plain.seconds else plain
 
@@ -116,22 +117,21 @@ def _timed(
     choice: Sequence[int],
     sent: Sequence[PricedCollective],
     thresholds: Thresholds | None,
-) -> tuple[tuple[PricedCollective, ...], tuple[float, ...]]:
+) -> TimedCollectives:
     """The collectives as the stack of the cluster sends them, and for each the seconds of it that nothing hides."""
-    cost = problem.cost_model
+    cost, listed = problem.cost_model, tuple(sent)
     if cost.overlaps:
-        return StepSchedules(cost, sharding_problem, choice, sent).timed(thresholds)
+        schedules = StepSchedules(cost, sharding_problem, choice, listed)
+        return TimedCollectives(*schedules.timed(thresholds), listed, schedules=schedules)
     if not cost.knows_kernels:
         overlaps = cost.computes_while_sending
-        return tuple(sent), tuple(
-            max(0.0, c.seconds - c.block.seconds) if c.block and overlaps else c.seconds for c in sent
-        )
+        exposed_s = (max(0.0, c.seconds - c.block.seconds) if c.block and overlaps else c.seconds for c in listed)
+        return TimedCollectives(listed, tuple(exposed_s), listed)
     flow = StateFlow.of(problem.graph)
     of_state = [c.use.phase == "update" or c.value in flow.parameters or c.value in flow.gradients for c in sent]
     together = _together(cost, sharding_problem.mesh, sent, of_state)
-    return together, tuple(
-        c.seconds * cost.exposed_share(of_state=is_of_state) for c, is_of_state in zip(together, of_state, strict=True)
-    )
+    exposed_s = (c.seconds * cost.exposed_share(of_state=of) for c, of in zip(together, of_state, strict=True))
+    return TimedCollectives(together, tuple(exposed_s), listed)
 
 
 def _together(

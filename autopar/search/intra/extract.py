@@ -1,21 +1,18 @@
-"""Records of a choice for the plan: layouts, conversions, communication, memory, reasons."""
+"""Meaning of a choice: layouts, conversions, communication, seconds, memory."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import cast
 
 import numpy as np
 
 from autopar.cost import CostModel
-from autopar.ir import Graph, Layout, Literal
-from autopar.ir.loops import Scan
-from autopar.plan import Choice, CollectiveKind, Communication, Copy, Memory, OperatorRecord
-from autopar.search.intra.attention import AttentionSite
-from autopar.search.intra.collective_matmul import timed_collectives
+from autopar.ir import Graph, Layout
+from autopar.plan import CollectiveKind, Communication, Copy, Memory
+from autopar.search.intra.collective_matmul import TimedCollectives, timed_collectives
 from autopar.search.intra.collectives import PricedCollective, Thresholds, collectives
 from autopar.search.intra.host import down_s, hosted, moves_s
 from autopar.search.intra.memory import BESIDES, is_in_flight
@@ -25,7 +22,6 @@ from autopar.search.intra.slices import slices_ahead
 from autopar.search.intra.stage_loops import StageLoops, carried
 from autopar.search.problem import Problem
 from autopar.search.resharding import path_tables
-from autopar.sharding.collective_matmul import Travels
 from autopar.sharding.routes import Routes
 from autopar.solver.meter import Work
 
@@ -34,19 +30,17 @@ _SHOWN_OPERATORS = 4
 
 @dataclass(frozen=True)
 class Sharding:
-    """The sharding that a choice of strategies means, as records of the plan.
+    """The sharding that a choice of strategies means.
 
     Args:
         inputs: layout of each top-level input by name.
         outputs: layout of each top-level output.
-        operators: records of all operators.
         copies: shared copies that differ from the value as made.
         communication: all collectives of a step, dearest first.
         compute_s: busy seconds of computing a step.
         communication_s: seconds of collectives a step.
         exposed_s: of them, those that computation does not hide.
         memory: bytes a device at the fullest time, by kind.
-        choices: why each operator is split as it is, in the order of the operators.
         work_times: seconds a step by kind of work, where there is a loop over microbatches.
         activation_bytes: bytes a device that the forward pass of one microbatch leaves for the backward pass.
         hosted: inputs that lie in host memory between updates.
@@ -62,18 +56,17 @@ class Sharding:
         notes: lines on what is sent in formats of its own, and on what is not though it was asked for.
         memory_bound: as in `autopar.plan.PlanContent`.
         sent: all collectives, each alone, value by value.
+        times: what collectives cost as they are sent.
     """
 
     inputs: Mapping[str, Layout]
     outputs: tuple[Layout, ...]
-    operators: tuple[OperatorRecord, ...]
     copies: tuple[Copy, ...]
     communication: tuple[Communication, ...]
     compute_s: float
     communication_s: float
     exposed_s: float
     memory: Memory
-    choices: tuple[Choice, ...]
     work_times: tuple[tuple[str, float], ...] = ()
     activation_bytes: int = 0
     hosted: frozenset[str] = frozenset()
@@ -89,6 +82,7 @@ class Sharding:
     notes: tuple[str, ...] = ()
     memory_bound: bool = False
     sent: tuple[PricedCollective, ...] = field(default=(), repr=False)
+    times: TimedCollectives = field(default=TimedCollectives((), (), ()), repr=False, compare=False)
 
     @property
     def step_s(self) -> float:
@@ -102,7 +96,7 @@ def extract(
     choice: Sequence[int],
     thresholds: Thresholds | None = None,
 ) -> Sharding:
-    """The sharding that ``choice`` means, as records of the plan.
+    """The sharding that ``choice`` means.
 
     Args:
         problem: what was planned.
@@ -139,18 +133,15 @@ def extract(
     first_touch_s = _first_touch_s(problem, sharding_problem, choice)
     by_work.add("", "update", first_touch_s)
     longer_s = sum(times.longer_s.values())
-    replaced = there | _replacing(problem.graph, there)
     return Sharding(
         inputs={i.name: layouts[i.name] for i in problem.graph.inputs},
         outputs=_outputs(problem.graph, sharding_problem, choice),
-        operators=_operators(problem.cost_model, sharding_problem, choice, replaced, times.matmuls),
         copies=tuple(Copy(k, str(layout), phase) for k, by in copies.items() for phase, layout in by.items()),
         communication=communication,
         compute_s=float(sum(s.seconds[choice[s.node]] for s in sharding_problem.sites)) + first_touch_s + longer_s,
         communication_s=sum(c.seconds for c in communication),
         exposed_s=float(sum(times.exposed_s)),
         memory=memory_of(sharding_problem, choice),
-        choices=_choices(sharding_problem, choice),
         work_times=by_work.times(),
         activation_bytes=_activation_bytes(sharding_problem, by_work.loops, layouts),
         weight_stash_bytes=_weight_stash_bytes(sharding_problem, by_work.loops, layouts, by_work.sent),
@@ -166,6 +157,7 @@ def extract(
         notes=_wire_notes(sharding_problem, sent),
         memory_bound=sharding_problem.memory_bound,
         sent=sent,
+        times=times,
     )
 
 
@@ -318,49 +310,6 @@ def _sliced_s(
     ]
 
 
-def _replacing(graph: Graph, there: frozenset[str]) -> frozenset[str]:
-    """Results of loops that replace inputs ``there``."""
-    return frozenset(str(o.operand) for o in graph.outputs if o.updates in there)
-
-
-def _operators(
-    cost: CostModel,
-    sharding_problem: ShardingProblem,
-    choice: Sequence[int],
-    there: frozenset[str],
-    matmuls: Mapping[str, Travels],
-) -> tuple[OperatorRecord, ...]:
-    records = []
-    text = lru_cache(maxsize=None)(str)
-    for s in sharding_problem.sites:
-        strategy = s.strategies[choice[s.node]]
-        operands = tuple(
-            "" if isinstance(o, Literal) else text(k)
-            for o, k in zip(s.op.operands, strategy.operand_layouts, strict=True)
-        )
-        prefix = s.id.removesuffix(s.op.id)
-        on_host = any(sharding_problem.values[prefix + v.name].made_there for v in s.op.results)
-        results = tuple(map(text, strategy.result_layouts))
-        skips = AttentionSite(cost, sharding_problem.mesh, strategy, s.op, s.types).skips_masked
-        record = OperatorRecord(
-            s.id, operands, results, on_host=on_host, skips_masked=skips, collective_matmul=matmuls.get(s.id, "")
-        )
-        records.append((s.time, record))
-    for r in sharding_problem.region_sites:
-        operands = tuple(
-            ""
-            if isinstance(o, Literal) and o.type.rank == 0 and not kinds[choice[node]].partial
-            else str(kinds[choice[node]])
-            for o, (node, kinds) in zip(r.op.operands, r.operands, strict=True)
-        )
-        results = tuple(str(kinds[choice[node]]) for node, kinds in r.results)
-        scan = Scan.of(r.op) if r.op.primitive == "scan" and r.id == r.op.id else None
-        first = len(results) if scan is None else scan.num_carry
-        host = tuple(n for n, v in enumerate(r.op.results) if n >= first and v.name in there)
-        records.append((r.time, OperatorRecord(r.id, operands, results, host_results=host)))
-    return tuple(record for _, record in sorted(records, key=lambda e: (e[0], e[1].id)))
-
-
 def _communication(
     sent: Sequence[PricedCollective], exposed: Sequence[float], by_work: Works
 ) -> tuple[Communication, ...]:
@@ -435,30 +384,3 @@ def views_of(sharding_problem: ShardingProblem, choice: Sequence[int]) -> frozen
         if taken and not moved and all(u.required[choice[u.node]] == layout for u in v.uses):
             views.append(v.key)
     return frozenset(views)
-
-
-def _choices(sharding_problem: ShardingProblem, choice: Sequence[int]) -> tuple[Choice, ...]:
-    """Cost and the next best choice of each node with an alternative, everything else as it is."""
-    costs = [n.costs.copy() for n in sharding_problem.nodes]
-    for e in sharding_problem.problem.edges:
-        costs[e.source] += e.costs[:, choice[e.target]]
-        costs[e.target] += e.costs[choice[e.source], :]
-    choices = []
-    for n, (node, c) in enumerate(zip(sharding_problem.nodes, costs, strict=True)):
-        if node.copy_of:
-            continue
-        rest = c.copy()
-        rest[choice[n]] = np.inf
-        best = int(np.argmin(rest))
-        second = (float(rest[best]), best) if np.isfinite(rest[best]) else None
-        choices.append(
-            Choice(
-                node.name,
-                tuple(node.members),
-                node.label(choice[n]),
-                float(c[choice[n]]),
-                "" if second is None else node.label(second[1]),
-                None if second is None else second[0],
-            )
-        )
-    return tuple(choices)

@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.search.intra.collective_matmul import timed_collectives
 from autopar.search.intra.extract import Sharding, extract
 from autopar.search.intra.overlap import RegionSchedule, StepSchedules, producers_of, region_of
 from autopar.search.intra.sharding_problem import ShardingProblem, ValueDraft
@@ -162,8 +161,7 @@ def _without_exposed(
         done: values whose layout was ruled out, and whether that of their readers.
     """
     choice, exposed_s = timed.solution.choice, defaultdict[str, float](float)
-    sent, thresholds = timed.sharding.sent, timed.sharding.thresholds
-    times = timed_collectives(problem, sharding_problem, choice, sent, thresholds)
+    times = timed.sharding.times
     for collective, seconds in zip(times.sent, times.exposed_s, strict=True):
         exposed_s[collective.value] += seconds
     least_s = problem.policy.overlap.stall_share * timed.step_s
@@ -273,8 +271,9 @@ def overlappable_s(
         sharding_problem: from `build`.
         timed: the answer whose schedule is looked at.
     """
-    choice, sent = timed.solution.choice, timed.sharding.sent
-    schedules = StepSchedules(problem.cost_model, sharding_problem, choice, sent)
+    schedules = timed.sharding.times.schedules
+    if schedules is None or timed.sharding.times.matmuls:  # windows are those of whole products
+        schedules = StepSchedules(problem.cost_model, sharding_problem, timed.solution.choice, timed.sharding.sent)
     windows = {region: LinkIdleTime(of) for region, of in schedules.of().items()}
     regions, producers = {r.id for r in sharding_problem.region_sites}, producers_of(sharding_problem)
     hubs: dict[str, list[int]] = defaultdict(list)

@@ -13,7 +13,6 @@ from dataclasses import replace
 
 from autopar.search.intra.collectives import JOINED, PricedCollective, Thresholds
 from autopar.search.intra.extract import Sharding, extract
-from autopar.search.intra.overlap import StepSchedules
 from autopar.search.intra.sharding_problem import ShardingProblem
 from autopar.search.problem import Problem
 
@@ -36,14 +35,14 @@ def with_thresholds(
         sharding: from `extract`; its thresholds are compared too.
     """
     policy, least_gain = problem.policy.overlap, problem.policy.effort.least_gain
+    schedules = sharding.times.schedules
     if (
-        not problem.cost_model.overlaps
+        schedules is None
         or problem.subproblem.separate_programs
         or problem.request.collective_matmul != "none"
         or sharding.exposed_s <= policy.stall_share * sharding.step_s
     ):
         return sharding
-    schedules = StepSchedules(problem.cost_model, sharding_problem, choice, sharding.sent)
     first = sharding.thresholds or Thresholds.of(problem.cost_model.stack)
     best_s, best = sharding.step_s, first
     for name, kinds in (("combine_bytes", {*JOINED} - {"all-gather"}), ("gather_bytes", {"all-gather"})):

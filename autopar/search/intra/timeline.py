@@ -12,11 +12,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from autopar.plan.details import Details, MemoryPoint, TimelineSlice
-from autopar.search.intra.collective_matmul import timed_collectives
 from autopar.search.intra.collectives import PricedCollective
 from autopar.search.intra.extract import Sharding, views_of
 from autopar.search.intra.memory import BESIDES
-from autopar.search.intra.overlap import RegionSchedule, StepSchedules, link_class, region_of
+from autopar.search.intra.overlap import RegionSchedule, link_class, region_of
 from autopar.search.intra.sharding_problem import ShardingProblem
 from autopar.search.problem import Problem
 
@@ -41,9 +40,8 @@ def details_of(
     """
     if problem.subproblem.separate_programs or len(sharding_problem.sites) > MOST_OPERATORS:
         return Details()
-    sent = timed_collectives(problem, sharding_problem, choice, sharding.sent, sharding.thresholds).listed
-    if problem.cost_model.overlaps:
-        schedules = StepSchedules(problem.cost_model, sharding_problem, choice, sent)
+    sent, schedules = sharding.times.listed, sharding.times.schedules
+    if schedules is not None:
         of_regions = schedules.of(sharding.thresholds)
         slices = _overlapped(of_regions, sharding_problem, sent)
     else:

@@ -11,7 +11,7 @@ import msgspec
 from autopar.plan import Plan
 from autopar.search.anytime import OfParts, faster_by
 from autopar.search.intra import ShardingProblem
-from autopar.search.intra.overlap_objective import with_shared_examples
+from autopar.search.intra.overlap_objective import with_state_hidden
 from autopar.search.mesh_bounds import (
     LimitRelaxations,
     RelaxedMesh,
@@ -206,40 +206,46 @@ class _Answers:
         plan = self.meshes.plan(every, "alpa", improves=True)
         offered = min(self.offers, key=lambda plan: plan.step_time, default=None)
         plan = faster_by(plan, offered, self.meshes.problem.policy.effort.least_gain)
-        shared = self._with_shared_examples(relaxed_meshes, plan)
-        plan = faster_by(plan, shared, self.meshes.problem.policy.effort.least_gain)
+        other = self._on_another_mesh(relaxed_meshes, plan)
+        plan = faster_by(plan, other, self.meshes.problem.policy.effort.least_gain)
         complete = len(self.unlimited_s) == len(relaxed_meshes)
         return _with_unlimited(plan, cheapest_s) if plan.content.memory_bound and complete else plan
 
-    def _with_shared_examples(self, relaxed_meshes: Sequence[RelaxedMesh], plan: Plan) -> Plan | None:
-        """The plan that shares examples over the mesh of one axis; None where a plan has no use of it, or has it.
+    def _on_another_mesh(self, relaxed_meshes: Sequence[RelaxedMesh], plan: Plan) -> Plan | None:
+        """The plan of the mesh on which a step is shorter than on that of the least sum; None where there is none.
 
-        Sums have the latency of each collective, where gradients that are sent as one wait for one. So the mesh may be
-        left out by its bound though a step on it is the shortest. It is of use where a plan waits for long, or where
-        groups of devices compute the same in place of waiting: then it computes for twice its bound at least.
+        Sums have the latency of each collective, where those that are sent as one wait for one, and what computation
+        hides. So a mesh may be left out by its bound though a step on it is the shortest. On each the answer is timed
+        for which conversions of the state are hidden. That is of use where a plan waits for long, or where groups of
+        devices compute the same in place of waiting: then it computes for twice its bound at least.
         """
         problem, stage, search = self.meshes.problem, plan.stages[0], plan.content.search
         stalls = stage.step_time - stage.compute_time > problem.policy.overlap.stall_share * stage.step_time
         is_repeated = search.lower_bound is not None and stage.compute_time >= 2 * search.lower_bound
         if not problem.cost_model.overlaps or not (stalls or is_repeated):
             return None
+        fastest, fastest_s = None, plan.step_time
         for relaxed in relaxed_meshes:
             program = relaxed.sharding_problem
-            is_other = tuple(program.mesh.axes) != stage.mesh_axes
-            if relaxed.bound_s == math.inf or not is_other or sum(n > 1 for _, n in program.mesh.axes) != 1:
+            if relaxed.bound_s == math.inf or tuple(program.mesh.axes) == stage.mesh_axes:
                 continue
-            hidden = with_shared_examples(problem, program, self.meshes.improved, relaxed.bound_s)
-            if hidden is None or not is_feasible(program.problem, hidden.solution.choice):
-                return None
-            shared = MeshSearch(problem).plan([MeshSolution(program, hidden.solution)], "alpa")
-            left_out = f"mesh {program.mesh}, {_LEFT_OUT}"
-            others = (c for c in search.considered if c.name != left_out)
-            others = (msgspec.structs.replace(c, note="") if c.note == "chosen" else c for c in others)
-            bound_s = None if search.lower_bound is None else min(search.lower_bound, shared.step_time)
-            considered = (*shared.content.search.considered, *others)
-            record = msgspec.structs.replace(shared.content.search, lower_bound=bound_s, considered=considered)
-            return replace(shared, content=msgspec.structs.replace(shared.content, search=record))
-        return None
+            problem.checkpoint()
+            start = with_state_hidden(problem, program, self.meshes.improved, relaxed.bound_s)
+            if start is None or not is_feasible(program.problem, start.solution.choice):
+                continue
+            if start.step_s < fastest_s:
+                fastest, fastest_s = MeshSolution(program, start.solution), start.step_s
+        if fastest is None:
+            return None
+        faster = MeshSearch(problem).plan([fastest], "alpa", improves=True)
+        program = fastest.sharding_problem
+        left_out = f"mesh {program.mesh}, {_LEFT_OUT}"
+        rows = (c for c in search.considered if c.name != left_out)
+        rows = (msgspec.structs.replace(c, note="") if c.note == "chosen" else c for c in rows)
+        bound_s = None if search.lower_bound is None else min(search.lower_bound, faster.step_time)
+        considered = (*faster.content.search.considered, *rows)
+        record = msgspec.structs.replace(faster.content.search, lower_bound=bound_s, considered=considered)
+        return replace(faster, content=msgspec.structs.replace(faster.content, search=record))
 
 
 def _with_unlimited(plan: Plan, seconds: float) -> Plan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -11,21 +12,23 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 import autopar
 from autopar import Cluster
 from autopar.search import strategy_named
 from autopar.search.bound import work_bound_s
 from autopar.search.clock import Clock
+from autopar.search.intra import build, overlap_objective
 from autopar.search.intra.collectives import JOINED, Ends, combined
 from autopar.search.intra.overlap import RegionSchedule, TimedTask, Transfer, list_schedule
-from autopar.search.intra.overlap_objective import LinkIdleTime, with_overlap
+from autopar.search.intra.overlap_objective import LinkIdleTime, with_overlap, with_state_hidden
 from autopar.search.policy import OverlapPolicy, SearchPolicy
 from autopar.search.restrict import restricted_plan, solve_restricted
-from autopar.solver import ChoiceProblem, Edge, Node
+from autopar.solver import ChoiceProblem, Edge, Node, Solution, Status
 from benchmarks.drawn import draw, plan_of
 from benchmarks.fixed_plans import perceptron
-from examples import gpt
+from examples import gpt, mlp
 from tests.search.problems import f32, problem_of, toy
 
 CARD = Cluster.load("dgx-a100").part(0, 1)
@@ -298,3 +301,52 @@ def test_no_step_waits_longer_for_its_collectives_than_with_shared_examples(seed
     """Sums of a latency for each gradient leave the mesh of one axis out, on which all are sent as one."""
     case = draw(seed, number)
     assert plan_of(case).step_time <= 1.005 * plan_of(case, search="data-parallel", mesh_shape=None).step_time
+
+
+def test_only_conversions_of_the_state_are_hidden_before_anything_is_scheduled():
+    """Those of parameters cost the share of the first iteration, those of examples all; what is forbidden stays so."""
+    step, args = mlp.build("tiny", abstract=True)
+    problem = problem_of(step, args, Cluster.load("dgx-a100").part(0, 4))
+    stated = build(problem, problem.cluster.logical_meshes((4,))[0])
+    solved: list[ChoiceProblem] = []
+
+    def solve(choices: ChoiceProblem, start: tuple[int, ...]) -> Solution:
+        solved.append(choices)
+        return Solution(Status.UNKNOWN, (), np.inf, -np.inf, 0.0, "")
+
+    assert with_state_hidden(problem, stated, solve, 0.0) is None
+    before, after = ({(e.source, e.target): e.costs for e in p.edges} for p in (stated.problem, solved[0]))
+    roles = {i.name: i.role for i in problem.graph.inputs}
+    shares = {"parameter": problem.policy.overlap.link_shares[0], "batch": 1.0}
+    checked = set()
+    for value in stated.values.values():
+        role = roles.get(value.key)
+        for use in value.uses if role in shares else ():
+            edge = min(value.node, use.node), max(value.node, use.node)
+            if edge in before and use.phase != "update":
+                np.testing.assert_allclose(after[edge], shares[role] * before[edge])
+                checked.add(role)
+    assert checked == set(shares)
+    forbidden = ChoiceProblem(solved[0].nodes[:2], (Edge(0, 1, np.full_like(_table(solved[0]), np.inf)),))
+    assert np.isinf(with_overlap(forbidden, {(0, 1): np.inf}, 0.1).edges[0].costs).all()
+
+
+def _table(problem: ChoiceProblem) -> NDArray[np.float64]:
+    """Costs between the strategies of the first two nodes of a problem."""
+    return np.zeros((len(problem.nodes[0].costs), len(problem.nodes[1].costs)))
+
+
+@pytest.mark.slow
+def test_a_mesh_whose_sum_is_larger_is_taken_where_its_step_is_shorter():
+    """Gradients of a residual network hide and are sent as one; its sums order the meshes the other way round."""
+    case = draw(20261202, 35)
+    assert plan_of(case).step_time <= 1.005 * plan_of(case, mesh_shape=(8, 8)).step_time
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("seed", "number", "most"), [(70707, 34, 0.7), (70707, 5, 0.95)])
+def test_answers_whose_state_is_hidden_are_a_beginning(seed, number, most):
+    case = draw(seed, number)
+    with mock.patch.object(overlap_objective, "with_state_hidden", lambda *_: None):
+        without_s = plan_of(case).step_time
+    assert plan_of(case).step_time <= most * without_s

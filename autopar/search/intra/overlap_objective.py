@@ -4,21 +4,24 @@ In the schedule of an answer a conversion between two operators may overlap as l
 operator that makes the value and the one that reads it. Conversions compete for that time, so each pays a share of the
 seconds that it hides: the price of a second of the links. With so much taken off the costs of every edge the integer
 program is linear as before. Its answer is scheduled, and is taken if its step is shorter; the schedule of the best
-answer gives the next costs. Where that does not lead from the least sum of seconds to data parallelism, whose gradients
-overlap well, data parallelism is a second beginning. Costs of edges do not tell which collectives are sent as one, nor
-which operators wait for the last of them. Conversions that a step waits for are therefore ruled out one by one, and the
-rest is solved again. `improve_overlap` is the place to start.
+answer gives the next costs. That does not lead from the least sum of seconds to answers whose gradients overlap well.
+Other beginnings are data parallelism, and the answer for which conversions of parameters and gradients cost a share of
+their seconds. Costs of edges do not tell which collectives are sent as one, nor which operators wait for the last of
+them. Conversions that a step waits for are therefore ruled out one by one, and the rest is solved again.
+`improve_overlap` is the place to start.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.ir.state_flow import StateFlow
 from autopar.search.intra.extract import Sharding, extract
 from autopar.search.intra.overlap import RegionSchedule, StepSchedules, producers_of, region_of
 from autopar.search.intra.sharding_problem import ShardingProblem, ValueDraft
@@ -67,15 +70,22 @@ def improve_overlap(
     """
     if not problem.cost_model.overlaps or not _stalls(problem, first):
         return first
-    tried = {first.solution.choice}
+    tried, lower_bound = {first.solution.choice}, first.solution.lower_bound
     best = _chain(problem, sharding_problem, first, solve, tried)
-    start = with_shared_examples(problem, sharding_problem, solve, first.solution.lower_bound)
+    start = with_shared_examples(problem, sharding_problem, solve, lower_bound)
     if start is not None and start.step_s < first.step_s and start.solution.choice not in tried:
         other = _chain(problem, sharding_problem, start, solve, tried)
         best = other if other.step_s < best.step_s * (1 - 1e-9) else best
     if problem.subproblem.separate_programs:
         return best
-    return _rule_out_exposed(problem, sharding_problem, best, solve, tried)
+    ends = [best]
+    start = with_state_hidden(problem, sharding_problem, solve, lower_bound)
+    if start is not None and start.solution.choice not in tried:
+        other = _chain(problem, sharding_problem, start, solve, tried)
+        ends += [other] if other.step_s < best.step_s * (1 - 1e-9) else []
+    # An answer from which more may be ruled out may end below one that is shorter before.
+    ends = [_rule_out_exposed(problem, sharding_problem, end, solve, tried) for end in ends]
+    return min(ends, key=lambda end: end.step_s)
 
 
 def _stalls(problem: Problem, timed: TimedSolution) -> bool:
@@ -240,6 +250,52 @@ def _data_parallel(problem: Problem, sharding_problem: ShardingProblem) -> Choic
     return with_allowed(sharding_problem.problem, allowed)
 
 
+def with_state_hidden(
+    problem: Problem,
+    sharding_problem: ShardingProblem,
+    solve: Callable[[ChoiceProblem, tuple[int, ...]], Solution],
+    lower_bound: float,
+) -> TimedSolution | None:
+    """An answer of another kind: conversions of parameters and gradients cost as little as if nearly all were hidden.
+
+    More of these than of activations' hide, and more are sent as one. The sum of all seconds tells neither, and a
+    schedule only of an answer that has them. None in stages of pipelines.
+
+    Args:
+        problem: what is planned.
+        sharding_problem: its statement on a mesh.
+        solve: solves a problem of the same nodes, from a choice that fits, or from none.
+        lower_bound: of the sum on this mesh.
+    """
+    shares = problem.policy.overlap.link_shares
+    if problem.subproblem.separate_programs or not shares:
+        return None
+    hidden = dict.fromkeys(_edges_of_state(problem, sharding_problem), math.inf)
+    solution = solve(with_overlap(sharding_problem.problem, hidden, shares[0]), ())
+    return _timed(problem, sharding_problem, solution, lower_bound) if solution.found else None
+
+
+def _edges_of_state(problem: Problem, sharding_problem: ShardingProblem) -> Iterator[tuple[int, int]]:
+    """Edges on which parameters, gradients and what the update reads are converted, with those of shared copies."""
+    flow, hubs = problem.graph.fact(StateFlow.of), _hubs(sharding_problem)
+    for v in sharding_problem.values.values():
+        is_state = v.key in flow.parameters or v.key in flow.gradients
+        for use in v.uses if v.node is not None else ():
+            if v.node is not None and (is_state or use.phase == "update"):
+                yield _edge(v.node, use.node)
+                for hub in hubs[v.key]:
+                    yield _edge(v.node, hub)
+                    yield _edge(hub, use.node)
+
+
+def _hubs(sharding_problem: ShardingProblem) -> Mapping[str, list[int]]:
+    """Nodes of the shared copies of each value."""
+    hubs: dict[str, list[int]] = defaultdict(list)
+    for c in sharding_problem.copies:
+        hubs[c.key].append(c.node)
+    return hubs
+
+
 def with_overlap(
     problem: ChoiceProblem, overlappable: dict[tuple[int, int], float], share: float = 0.0
 ) -> ChoiceProblem:
@@ -250,14 +306,11 @@ def with_overlap(
         overlappable: by the nodes of an edge the seconds that may be hidden of any conversion between them.
         share: of what is hidden that is paid still.
     """
-    edges = [
-        Edge(
-            e.source,
-            e.target,
-            e.costs - (1.0 - share) * np.minimum(e.costs, overlappable.get((e.source, e.target), 0.0)),
-        )
-        for e in problem.edges
-    ]
+    edges = []
+    for e in problem.edges:
+        hidden_s = np.minimum(e.costs, overlappable.get((e.source, e.target), 0.0))
+        hidden_s[np.isinf(e.costs)] = 0.0  # what is forbidden stays so
+        edges.append(Edge(e.source, e.target, e.costs - (1.0 - share) * hidden_s))
     return replace(problem, edges=tuple(e for e in edges if e.costs.any()))
 
 
@@ -276,9 +329,7 @@ def overlappable_s(
         schedules = StepSchedules(problem.cost_model, sharding_problem, timed.solution.choice, timed.sharding.sent)
     windows = {region: LinkIdleTime(of) for region, of in schedules.of().items()}
     regions, producers = {r.id for r in sharding_problem.region_sites}, producers_of(sharding_problem)
-    hubs: dict[str, list[int]] = defaultdict(list)
-    for c in sharding_problem.copies:
-        hubs[c.key].append(c.node)
+    hubs = _hubs(sharding_problem)
     overlappable: dict[tuple[int, int], float] = defaultdict(float)
     for v in sharding_problem.values.values():
         if v.node is None:

@@ -3,7 +3,8 @@
 ``python -m benchmarks.family_times [--cluster FILE] [NAMES]`` compiles each of `NAMES` for eight CPU devices as planned
 for them and with the shardings of the experts of `benchmarks.family_bytes`, and runs all programs in turns in one
 process, in either order by turns. What is compared is the least CPU time of a few steps, of all threads together: other
-work on the machine makes it no shorter. Plans are made for the cluster file of this machine that ``autopar calibrate
+work on the machine makes it no shorter. The median of how many times an expert's turn the plan's next to it takes says
+the same next to work that never rests. Plans are made for the cluster file of this machine that ``autopar calibrate
 --cpu-devices 8 -o FILE`` wrote, without FILE for one that is measured first, quickly.
 """
 
@@ -11,9 +12,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -59,24 +61,35 @@ def runners(built: Built, rules: family_bytes.Rules, cluster: autopar.Cluster) -
 
 
 def seconds(programs: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """Least CPU seconds of a step by name; programs take turns, every other time in the other order.
+    """Least CPU seconds of a step by name, of all `turns`."""
+    return {name: min(taken) for name, taken in turns(programs).items()}
+
+
+def turns(programs: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
+    """CPU seconds of a step in each turn, by name; programs take turns, every other time in the other order.
 
     What takes more than `HOPELESS` times the least at first has no other turn, but for the first program, which the
     others are compared with. Short steps have more turns: next to other work few of them are undisturbed.
     """
-    least: dict[str, float] = {}
+    taken: dict[str, list[float]] = {}
     for name, run in programs.items():
         jax.block_until_ready(run())
-        least[name] = _turn_s(run, 1)
-    fastest_s = min(least.values())
+        taken[name] = [_turn_s(run, 1)]
+    fastest_s = min(first for (first,) in taken.values())
     judged = next(iter(programs))
-    contest = [name for name in programs if name == judged or least[name] <= HOPELESS * fastest_s]
+    contest = [name for name in programs if name == judged or taken[name][0] <= HOPELESS * fastest_s]
     steps = max(1, min(STEPS, int(TURN_S / fastest_s)))
-    round_s = steps * sum(least[name] for name in contest)
+    round_s = steps * sum(taken[name][0] for name in contest)
     for n in range(max(ROUNDS, min(MOST_ROUNDS, int(ALL_S / round_s)))):
         for name in contest[:: -1 if n % 2 else 1]:
-            least[name] = min(least[name], _turn_s(programs[name], steps))
-    return least
+            taken[name].append(_turn_s(programs[name], steps))
+    return taken
+
+
+def paired(planned: Sequence[float], others: Iterable[Sequence[float]]) -> float:
+    """Median of how many times theirs a turn as planned takes, the largest over others with as many turns; else 0."""
+    pairs = (zip(planned, other, strict=True) for other in others if len(other) == len(planned))
+    return max((statistics.median(a / b for a, b in of_one) for of_one in pairs), default=0.0)
 
 
 def _turn_s(run: Callable[[], Any], steps: int) -> float:
@@ -99,12 +112,13 @@ def main(names: list[str], cluster: autopar.Cluster) -> None:
     reference_s = reference.seconds()
     for name in names or family_bytes.CASES:
         build, rules = family_bytes.CASES[name]
-        took = seconds(runners(build(), rules, cluster))
-        planned = took.pop("planned")
+        taken = turns(runners(build(), rules, cluster))
+        took = {form: min(of_form) for form, of_form in taken.items()}
+        planned, in_pairs = took.pop("planned"), paired(taken.pop("planned"), taken.values())
         best = min(took, key=lambda form: took[form])
         others = ", ".join(f"{form} {s:.4f}" for form, s in took.items())
         said = f"{planned:.4f} s, {planned / reference_s:.3g} ref; {others}"
-        print(f"{name}: {planned / took[best]:.3f} of {best} ({said})", flush=True)
+        print(f"{name}: {planned / took[best]:.3f} of {best}, in pairs at most {in_pairs:.3f} ({said})", flush=True)
 
 
 if __name__ == "__main__":

@@ -98,8 +98,8 @@ class OneStagePlanner(StepProblem):
         if nothing_fits:
             may_fit = list
         stored_from = possible[0]
-        binds = cutoff_s < math.inf and job.offload == "none" and not nothing_fits
-        if binds and not is_tiny(problem) and len(possible) > 2:
+        has_rival = cutoff_s < math.inf and job.offload == "none"
+        if has_rival and not (nothing_fits or is_tiny(problem)) and len(possible) > 2:
             fit = may_fit(possible)
             stored_from, may_fit = fit[0], lambda counts: [count for count in counts if count >= fit[0]]
         blocks = block_scores(problem)

@@ -127,7 +127,7 @@ def _timed(
         overlaps = cost.computes_while_sending
         exposed_s = (max(0.0, c.seconds - c.block.seconds) if c.block and overlaps else c.seconds for c in listed)
         return TimedCollectives(listed, tuple(exposed_s), listed)
-    flow = StateFlow.of(problem.graph)
+    flow = problem.graph.fact(StateFlow.of)
     of_state = [c.use.phase == "update" or c.value in flow.parameters or c.value in flow.gradients for c in sent]
     together = _together(cost, sharding_problem.mesh, sent, of_state)
     exposed_s = (c.seconds * cost.exposed_share(of_state=of) for c, of in zip(together, of_state, strict=True))

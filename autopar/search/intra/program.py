@@ -131,7 +131,7 @@ class Answer:
     @cached_property
     def flow(self) -> StateFlow:
         """Values that are computed from parameters alone, or are their gradients and updates."""
-        return StateFlow.of(self.problem.graph)
+        return self.problem.graph.fact(StateFlow.of)
 
     def is_of_activation(self, c: PricedCollective) -> bool:
         """Whether a collective sends neither parameters or their gradients nor what an update takes."""

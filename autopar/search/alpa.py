@@ -216,13 +216,12 @@ class _Answers:
 
         Sums have the latency of each collective, where those that are sent as one wait for one, and what computation
         hides. So a mesh may be left out by its bound though a step on it is the shortest. On each the answer is timed
-        for which conversions of the state are hidden. That is of use where a plan waits for long, or where groups of
-        devices compute the same in place of waiting: then it computes for twice its bound at least.
+        for which conversions of the state are hidden. A plan near its bound is left as it is. One that is far from it
+        waits, or its devices compute the same in place of waiting.
         """
         problem, stage, search = self.meshes.problem, plan.stages[0], plan.content.search
-        stalls = stage.step_time - stage.compute_time > problem.policy.overlap.stall_share * stage.step_time
-        is_repeated = search.lower_bound is not None and stage.compute_time >= 2 * search.lower_bound
-        if not problem.cost_model.overlaps or not (stalls or is_repeated):
+        is_near = plan.step_time <= (1 + problem.policy.effort.large_gap) * (search.lower_bound or 0.0)
+        if not problem.cost_model.overlaps or is_near:
             return None
         fastest, fastest_s = None, plan.step_time
         for relaxed in relaxed_meshes:

@@ -243,7 +243,11 @@ class _Answers:
         rows = (msgspec.structs.replace(c, note="") if c.note == "chosen" else c for c in rows)
         bound_s = None if search.lower_bound is None else min(search.lower_bound, faster.step_time)
         considered = (*faster.content.search.considered, *rows)
-        record = msgspec.structs.replace(faster.content.search, lower_bound=bound_s, considered=considered)
+        # The program made the least sum least; the plan is taken for its step.
+        least_s = min(search.objective, faster.content.search.objective)
+        record = msgspec.structs.replace(
+            faster.content.search, objective=least_s, lower_bound=bound_s, considered=considered
+        )
         return replace(faster, content=msgspec.structs.replace(faster.content, search=record))
 
 

@@ -20,6 +20,7 @@ def test_the_bench_ranks_and_draws_curves() -> None:
     report = bench.run(True, lambda line: None)
     assert report.passed
     assert {row["strategy"] for row in report.rows} == set(bench.QUICK_NAMES)
+    assert [row["to best"] for row in report.rows if row["strategy"] == "alpa"] == [1]
     assert all(row["to best"] >= 1 and row["objective to alpa"] >= 1 - 1e-9 for row in report.rows)
     ((_, curves),) = report.details
     assert [(r["strategy"], r["seed"]) for r in curves if r["strategy"] == "mcmc"] == [("mcmc", 0), ("mcmc", 1)]

@@ -110,8 +110,9 @@ class EffortPolicy:
             fastest plan's; a better estimate, by its bound; another recomputation, or other copies, of what the memory
             limit costs; stages planned exactly, of what relaxations of them say.
         large_gap: likewise once ``large_work`` is spent: pipelines that could save less of a step of LLaMA 8B took 25
-            times as long to plan as the plan that beats them, of one stage. At any time of what other meshes may win
-            whose sums have not: of experts on two nodes, 1.5% above their bound, they take 22% more for the same plan.
+            times as long to plan as the plan that beats them, of one stage. Other meshes are tried only
+            where they may win as much: for experts on two nodes, 1.5% above their bound, that takes 22% more work, for
+            the same plan.
         large_work: work units (`autopar.search.clock`) from which on ``large_gap`` holds: five seconds of a core. Until
             then the spread of a relaxation that no plan has corrected yet counts by the share that is left: small steps
             on two devices and on four lost 2 and 6% to stages that an estimate had at 0.99 and 0.98 of one stage.

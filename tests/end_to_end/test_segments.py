@@ -10,11 +10,13 @@ import pytest
 
 from autopar import Plan
 from autopar.errors import InfeasiblePlanError
-from tests.end_to_end.test_update_in_backward import assert_trained, compiled, function
+from tests.end_to_end.test_update_in_backward import assert_trained, bytes_used, compiled, function
 from tests.lower.test_backward_update import model
 from tests.versions import tolerance
 
-LAYERS, WIDTH, EXAMPLES = 16, 8, 128
+#: So many layers that stacks of what segments leave weigh more than one layer's values, which compilers order and copy
+#: at will: two of these were 16% of the memory of 16 layers.
+LAYERS, WIDTH, EXAMPLES = 64, 8, 128
 
 
 def activations(**options: Any) -> tuple[Any, Any]:
@@ -51,9 +53,7 @@ def test_values_and_memory(x64: None, devices: int, remat: bool) -> None:
     assert stage.form.segment_layers and LAYERS % stage.form.segment_layers == 0
     executable, run = compiled(step, plan, args)
     assert_trained(run, step, args)
-    m = executable.memory_analysis()
-    total = m.argument_size_in_bytes + m.output_size_in_bytes + m.temp_size_in_bytes - m.alias_size_in_bytes
-    assert total == pytest.approx(plan.peak_memory, rel=tolerance(0.15, 0.1))
+    assert bytes_used(executable) == pytest.approx(plan.peak_memory, rel=tolerance(0.15, 0.1))
 
 
 def test_the_plan_says_so_and_runs_when_it_is_loaded(x64: None) -> None:
@@ -108,6 +108,4 @@ def test_stacks_of_state_are_updated_in_segments_too(x64: None) -> None:
     assert stage.form.segment_layers > 1 and stage.form.backward_update
     executable, run = compiled(step, plan, args)
     assert_trained(run, step, args)
-    m = executable.memory_analysis()
-    total = m.argument_size_in_bytes + m.output_size_in_bytes + m.temp_size_in_bytes - m.alias_size_in_bytes
-    assert total == pytest.approx(plan.peak_memory, rel=tolerance(0.15, 0.1))
+    assert bytes_used(executable) == pytest.approx(plan.peak_memory, rel=tolerance(0.15, 0.1))

@@ -195,7 +195,7 @@ class Place:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def prepare(self) -> None:
-        """Writes the files, a cluster file with a price, and a plan."""
+        """Writes the files, a cluster file with a price, and the plans that visits read, in whichever order they run."""
         for name, text in FILES.items():
             (self.folder / name).write_text(text, encoding="utf-8")
         cluster = "pathlib.Path(autopar.__file__).parent / '_cost_models' / 'dgx-a100.toml'"
@@ -204,6 +204,7 @@ class Place:
         priced = text.replace("devices_per_node = 8", "devices_per_node = 8\ndevice_dollars_per_hour = 2.5")
         (self.folder / "mine.toml").write_text(priced, encoding="utf-8")
         self.run(_named("-o", "plan.json"))
+        self.run(_staged("-o", "stages.json"))
 
     def run(self, command: tuple[str, ...], columns: int | None = None) -> subprocess.CompletedProcess[str]:
         """Runs a command."""

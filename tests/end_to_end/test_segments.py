@@ -14,15 +14,17 @@ from tests.end_to_end.test_update_in_backward import assert_trained, bytes_used,
 from tests.lower.test_backward_update import model
 from tests.versions import tolerance
 
-#: So many layers that stacks of what segments leave weigh more than one layer's values, which compilers order and copy
-#: at will: two of these were 16% of the memory of 16 layers.
-LAYERS, WIDTH, EXAMPLES = 64, 8, 128
+LAYERS, WIDTH, EXAMPLES = 16, 8, 128
+
+#: Of the tests that compare bytes: so many layers that stacks of what segments leave weigh more than the values of one,
+#: which compilers order and copy at will. Two of these are 16% of the memory of 16 layers.
+MANY_LAYERS = 64
 
 
-def activations(**options: Any) -> tuple[Any, Any]:
+def activations(layers: int = LAYERS, **options: Any) -> tuple[Any, Any]:
     """A step whose activations are most of its memory, and its arguments."""
     step, args = model(
-        optax.adam(1e-2, eps=1e-4), layers=LAYERS, width=WIDTH, widths=(2 * WIDTH,), deviation=0.05, **options
+        optax.adam(1e-2, eps=1e-4), layers=layers, width=WIDTH, widths=(2 * WIDTH,), deviation=0.05, **options
     )
     return step, (args[0], jnp.arange(3 * EXAMPLES, dtype=jnp.int32).reshape(EXAMPLES, 3) % 5)
 
@@ -44,13 +46,13 @@ def least_bytes(step: Any, args: Any, devices: int, **options: Any) -> int:
 @pytest.mark.parametrize("remat", [True, False])
 def test_values_and_memory(x64: None, devices: int, remat: bool) -> None:
     """Under a limit between what segments need and what all layers leave."""
-    step, args = activations(remat=remat)
+    step, args = activations(MANY_LAYERS, remat=remat)
     limit = 1.03 * least_bytes(step, args, devices)
     assert limit < 0.9 * least_bytes(step, args, devices, remat="none")
     plan = planned(step, args, devices, limit)
     assert plan.peak_memory <= limit
     stage = plan.stages[0]
-    assert stage.form.segment_layers and LAYERS % stage.form.segment_layers == 0
+    assert stage.form.segment_layers and MANY_LAYERS % stage.form.segment_layers == 0
     executable, run = compiled(step, plan, args)
     assert_trained(run, step, args)
     assert bytes_used(executable) == pytest.approx(plan.peak_memory, rel=tolerance(0.15, 0.1))
@@ -101,7 +103,7 @@ def test_ample_memory_and_what_was_asked_for(x64: None) -> None:
 @pytest.mark.slow
 def test_stacks_of_state_are_updated_in_segments_too(x64: None) -> None:
     """Under a limit that leaves room neither for a stack of gradients nor for what all layers leave."""
-    step, args = model(optax.adam(1e-2, eps=1e-4), layers=LAYERS, width=24, widths=(96,), deviation=0.05)
+    step, args = model(optax.adam(1e-2, eps=1e-4), layers=MANY_LAYERS, width=24, widths=(96,), deviation=0.05)
     args = (args[0], jnp.arange(3 * EXAMPLES, dtype=jnp.int32).reshape(EXAMPLES, 3) % 5)
     plan = planned(step, args, 4, 1.02 * least_bytes(step, args, 4))
     stage = plan.stages[0]

@@ -51,15 +51,12 @@ class SizePolicy:
             the latency of links, and each number takes a fraction of a second.
         small_operators: operators below which each number of stages is planned exactly, then numbers of microbatches
             next to the best: a pair takes a fraction of a second there.
-        block_operators: operators from which a layer is at least a whole block of the model where there are as many
-            blocks as stages; below, where there are twice as many.
         large_nodes: nodes above which a cluster is large: a stage is whole nodes, and one number of stages is tried.
     """
 
     tiny_operators: int = 60
     few_operators: int = 300
     small_operators: int = 1000
-    block_operators: int = 4000
     large_nodes: int = 16
 
 

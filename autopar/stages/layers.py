@@ -2,8 +2,10 @@
 
 Layers are runs of consecutive operators, in the order in which the user's function computes them. The dynamic program
 is Alpa's: of all ways to cut the forward pass into a number of runs, each with at most (1 + imbalance) times the mean
-FLOPs, the one whose cuts let the fewest bytes through. Where the forward pass is a stack of equal blocks, blocks are
-the layers (`_of_blocks`): what is known of one is then known of all.
+FLOPs, the one whose cuts let the fewest bytes through. Each run has a heavy operator, for bytes alone would make layers
+of what computes nothing, and one alone may exceed its share, as the head of a language model does: the mean is then of
+the others. Where the forward pass is a stack of equal blocks, blocks are the layers (`_of_blocks`): what is known of
+one is then known of all.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from autopar.microbatch import Microbatching, analyze
 MOST_BLOCKS = 160
 #: Share of a block's FLOPs above which what is before or after the blocks is a layer of its own.
 OWN_LAYER = 0.1
+#: Share of the FLOPs of the heaviest operator above which an operator is heavy.
+HEAVY = 0.01
 #: Runs of operators that are looked at together: 8 MB an array.
 MOST_RUNS = 1_000_000
 
@@ -74,8 +78,7 @@ def cluster(
     operators = forward_operators(graph, microbatching)
     flops = np.array([total_flops(graph, op) for op in operators])
     cuts = _cut_bytes(graph, microbatching, operators)
-    heavy = [i for i, f in enumerate(flops) if f > 0.01 * flops.max()] if len(flops) and flops.max() > 0 else []
-    count = max(1, min(count, len(heavy) or 1))
+    count = max(1, min(count, int(_are_heavy(flops).sum())))
     tokens = [_token(graph, op) for op in operators]
     blocks = None if fewest is None else _of_blocks(tokens, flops, cuts, fewest)
     ends = blocks or _best_ends(flops, cuts, count, imbalance)
@@ -205,21 +208,37 @@ def _carried_bytes(graph: Graph, loop: Operator, before: Sequence[Operator], lat
     return sum(graph.type_of(o).nbytes for o in (*carries, *sent))
 
 
+def _are_heavy(flops: np.ndarray) -> np.ndarray:
+    """Whether each operator is heavy."""
+    heavy: np.ndarray = flops > HEAVY * flops.max(initial=0.0)
+    return heavy
+
+
+def _share(flops: np.ndarray, count: int) -> float:
+    """FLOPs of a layer on average, without operators that have more by themselves."""
+    rest, layers = float(flops.sum()), count
+    for most in sorted(flops.tolist(), reverse=True):
+        if layers == 1 or most <= rest / layers:
+            break
+        rest, layers = rest - most, layers - 1
+    return rest / layers
+
+
 def _best_ends(flops: np.ndarray, cuts: np.ndarray, count: int, imbalance: float) -> list[int]:
     """Ends (exclusive) of the runs: least bytes cut with balanced FLOPs; the imbalance grows until there is a cut."""
     n = len(flops)
     if count <= 1:
         return [n]
-    prefix = np.concatenate([[0.0], np.cumsum(flops)])
+    prefix, share = np.concatenate([[0.0], np.cumsum(flops)]), _share(flops, count)
     while True:
-        limit = (1 + imbalance) * prefix[-1] / count
+        limit = (1 + imbalance) * share
         best = np.full((count + 1, n + 1), np.inf)
         back = np.zeros((count + 1, n + 1), np.int64)
         best[0, 0] = 0.0
-        for runs in _runs_within(prefix, limit):
+        for runs in _runs_within(prefix, np.flatnonzero(_are_heavy(flops)), limit):
             cut = np.where(runs.firsts > 0, cuts[runs.firsts - 1], 0)
             # Of equal costs the one with the most even runs.
-            even = np.abs(prefix[runs.ends_of] - prefix[runs.firsts] - prefix[-1] / count) / max(prefix[-1], 1.0)
+            even = np.abs(prefix[runs.ends_of] - prefix[runs.firsts] - share) / max(prefix[-1], 1.0)
             for k in range(1, count + 1):
                 cost = best[k - 1, runs.firsts] + cut
                 at = runs.argmin(cost * (1 + 1e-3 * even) + 1e-6 * even)
@@ -255,16 +274,25 @@ class _Runs:
         return np.minimum.reduceat(numbers, self.begins)
 
 
-def _runs_within(prefix: np.ndarray, limit: float) -> Iterator[_Runs]:
-    """All runs of at most ``limit`` FLOPs, some ends at a time; ``prefix`` has the FLOPs of the first so many."""
+def _runs_within(prefix: np.ndarray, heavy: np.ndarray, limit: float) -> Iterator[_Runs]:
+    """All runs that have a heavy operator, of at most ``limit`` FLOPs or with that one alone, some ends at a time.
+
+    Args:
+        prefix: FLOPs of the first so many operators.
+        heavy: numbers of the heavy operators, rising.
+        limit: FLOPs of a run.
+    """
     ends = np.arange(1, len(prefix))
-    firsts = np.searchsorted(prefix, prefix[1:] - limit - 1e-9 * limit)
-    ends, firsts = ends[firsts < ends], firsts[firsts < ends]
-    done = np.cumsum(ends - firsts)
+    before = np.searchsorted(heavy, ends)  # heavy operators before each end
+    ends, before = ends[before > 0], before[before > 0]
+    alone = np.concatenate([[0], heavy + 1])[before - 1]
+    within = np.searchsorted(prefix, prefix[ends] - limit - 1e-9 * limit)
+    firsts, lasts = np.minimum(within, alone), heavy[before - 1] + 1
+    done = np.cumsum(lasts - firsts)
     for part in np.split(np.arange(len(ends)), np.flatnonzero(np.diff(done // MOST_RUNS)) + 1):
         if not len(part):
             continue
-        lengths = ends[part] - firsts[part]
+        lengths = lasts[part] - firsts[part]
         begins = np.concatenate([[0], np.cumsum(lengths)[:-1]])
         ends_of = np.repeat(ends[part], lengths)
         yield _Runs(ends[part], begins, np.arange(len(ends_of)) - np.repeat(begins - firsts[part], lengths), ends_of)
@@ -339,8 +367,8 @@ def find_repeats(sequence: Sequence[Hashable], weights: np.ndarray) -> Repeats |
         return None
     ids: dict[Hashable, int] = {}
     coded = np.array([ids.setdefault(x, len(ids)) for x in sequence])
-    heaviest = int(np.argmax(np.bincount(coded, weights=weights)))
-    at = np.flatnonzero(coded == heaviest)
+    sums, numbers = np.bincount(coded, weights=weights), np.bincount(coded)
+    at = np.flatnonzero(coded == int(np.argmax(np.where(numbers >= FEWEST_BLOCKS, sums, 0.0))))
     gaps = [at[k:] - at[:-k] for k in range(1, min(_GAPS, len(at) - 1) + 1)]
     periods = sorted({int(np.bincount(g).argmax()) for g in gaps if g.size})
     sums = np.concatenate([[0.0], np.cumsum(weights)])

@@ -116,10 +116,15 @@ def trains(problem: Problem) -> bool:
     return any(phase_of(op) == "backward" for op in problem.graph.operators)
 
 
-def candidates(step: CuttableStep, fewest: Callable[[int], int] | None, every: bool) -> Iterator[Candidate]:
-    """Ways to cut the step; ``fewest`` says from how many blocks on they are the layers, None that they never are.
+def candidates(step: CuttableStep, of_blocks: bool, every: bool) -> Iterator[Candidate]:
+    """Ways to cut the step.
 
-    With ``every`` those too that are the best in more or less memory than there is, or are not expected to be.
+    Args:
+        step: what is cut.
+        of_blocks: whether whole blocks are layers where there are as many as stages; of fewer than two a stage, runs of
+            equal FLOPs are as well.
+        every: whether those are wanted too that are the best in more or less memory than there is, or are not expected
+            to be.
     """
     problem, source = step.problem, step.source
     schedule, asked = schedule_of(problem), problem.job.num_microbatches
@@ -130,8 +135,10 @@ def candidates(step: CuttableStep, fewest: Callable[[int], int] | None, every: b
         schedule_here = schedule_for(problem, microbatching)
         for stages in numbers:
             per_stage = 1 if schedule.chunks > 1 else problem.policy.enumeration.layers_per_stage
-            layers = layers_of(problem, source, count, stages, fewest and fewest(stages), per_stage)
-            if len(layers.members) < stages:
+            fewest = (stages, 2 * stages) if of_blocks else (None,)
+            layerings = [layers_of(problem, source, count, stages, blocks, per_stage) for blocks in fewest]
+            layerings = [x for n, x in enumerate(layerings) if len(x.members) >= stages and x not in layerings[:n]]
+            if not layerings:
                 continue
             try:
                 check_for(schedule_here, stages, microbatching)
@@ -139,16 +146,12 @@ def candidates(step: CuttableStep, fewest: Callable[[int], int] | None, every: b
                 if problem.job.num_stages is not None and asked is not None:
                     raise
                 continue
-            even = uniform_candidate(problem, layers, stages, schedule_here, count)
-            if even is not None:
-                yield even
-            elif schedule.chunks == 1:
-                yield from _sliced(LayerProfiler(problem, source, count, layers, step.pool), stages, every)
-
-
-def fewest_blocks(problem: Problem, stages: int) -> int:
-    """Blocks of the model from which on they are the layers: two a stage; of large models one a stage."""
-    return stages if len(problem.graph.operators) >= problem.policy.sizes.block_operators else 2 * stages
+            for layers in layerings:
+                even = uniform_candidate(problem, layers, stages, schedule_here, count)
+                if even is not None:
+                    yield even
+                elif schedule.chunks == 1:
+                    yield from _sliced(LayerProfiler(problem, source, count, layers, step.pool), stages, every)
 
 
 def in_other_microbatches(problem: Problem, source: StageSource, candidate: Candidate) -> Iterator[Candidate]:
@@ -243,8 +246,10 @@ def slicings(
         every: whether slicings of all other multiples are taken too.
     """
     problem, layers = profiler.problem, profiler.layers
-    # Of isomorphic layers none wants more than its share of the devices.
-    kinds = worthwhile(problem.cluster, stages, 1 if len(set(layers.isomorphic)) * 2 <= len(layers.members) else 2)
+    # Of isomorphic layers none wants more than its share of the devices, unless one is more than a stage's share.
+    isomorphic = len(set(layers.isomorphic)) * 2 <= len(layers.members)
+    even = isomorphic and max(layers.flops) * stages <= sum(layers.flops)
+    kinds = worthwhile(problem.cluster, stages, 1 if even else 2)
     if problem.subproblem.uniform_stages:
         kinds = of_equal_nodes(problem.cluster, kinds, stages)
     if not kinds:

@@ -18,7 +18,6 @@ from autopar.search.outcome import Bounded
 from autopar.search.pipeline.candidates import (
     Candidate,
     CuttableStep,
-    fewest_blocks,
     has_stage_a_worker,
     layers_of,
     schedule_for,
@@ -153,7 +152,7 @@ def _even_candidate(
     """Even stages on equal submeshes of a shape in so many microbatches; None where there are none."""
     try:
         microbatching = source.microbatches(count)
-        layers = layers_of(problem, source, count, stages, fewest_blocks(problem, stages))
+        layers = layers_of(problem, source, count, stages, stages)
         here = schedule_for(problem, microbatching)
         table = table_for(here, stages, microbatching)
     except (MicrobatchError, ScheduleError):

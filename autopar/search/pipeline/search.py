@@ -25,7 +25,6 @@ from autopar.search.pipeline.candidates import (
     CuttableStep,
     all_slicings,
     candidates,
-    fewest_blocks,
     layers_of,
     schedule_of,
     trains,
@@ -127,7 +126,7 @@ def _of_few_slicings(search: PipelineSearch, trials: Trials[PipelineTrial, Plan]
     plans: list[Plan] = []
     for candidates_of_round in _rounds(search):
         some = map(PipelineTrial, candidates_of_round)
-        plans = trials.run(some, seconds=seconds, cutoff_s=cutoff_s, ends=lambda _: both_given)
+        plans = trials.run(some, seconds=seconds, cutoff_s=cutoff_s)
         if plans or (known and trials.bounded is not None):
             break
     if not plans or job.num_microbatches is not None:
@@ -229,10 +228,9 @@ def _rounds(search: PipelineSearch) -> Iterator[list[Candidate]]:
     tried: set[Candidate] = set()
     problem, clock = search.problem, search.clock
     policy = problem.policy.partition
-    slicing_modes = [(lambda stages: fewest_blocks(problem, stages), False), (None, False), (None, True)]
-    for fewest, others in slicing_modes:
+    for of_blocks, others in ((True, False), (False, False), (False, True)):
         with clock.phase("slice"):
-            some = candidates(search.step, fewest, others)
+            some = candidates(search.step, of_blocks, others)
             ranked = sorted(some, key=lambda c: (c.estimate_s, c.count, len(c.members)))
         if others:
             ranked = [c for c in ranked if c not in tried][: policy.most_other]
@@ -269,7 +267,7 @@ def _neighbours(step: CuttableStep, plans: Sequence[Plan]) -> Iterator[Candidate
             job = replace(step.problem.job, num_stages=best.num_stages, num_microbatches=count)
             with contextlib.suppress(MicrobatchError, ScheduleError):
                 given = replace(step, problem=replace(step.problem, job=job))
-                yield from itertools.islice(candidates(given, None, False), 1)
+                yield from itertools.islice(candidates(given, False, False), 1)
 
 
 def _under_other_schedules(problem: Problem, candidate: Candidate, plan: Plan) -> Iterator[PipelineTrial]:
@@ -317,7 +315,7 @@ def _with_two_stages_per_worker(problem: Problem, source: StageSource) -> Iterat
     """Candidates with two stages on each worker: equal runs of layers on equal submeshes."""
     policy, count = problem.policy, problem.subproblem.first_count
     (workers,) = problem.subproblem.tried_stages or ()
-    layers = layers_of(problem, source, count, 2 * workers, fewest_blocks(problem, 2 * workers))
+    layers = layers_of(problem, source, count, 2 * workers, 2 * workers)
     # What differs between schedules is which worker has a stage, and how many microbatches it keeps.
     for schedule in (get(name) for name in policy.schedules.two_stages_per_worker):
         if len(layers.members) < workers * schedule.chunks:

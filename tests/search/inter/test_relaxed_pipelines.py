@@ -274,8 +274,7 @@ def _with_two_a_worker(workers, count):
     nodes = toy(4 * workers, nodes=workers)
     whole = Problem(source.step.graph, nodes, CostModel(nodes), job=Job(num_stages=None), source=source)
     region = replace(whole.subproblem, tried_stages=(workers,), stages_per_worker=2, first_count=count)
-    blocks_are_layers = replace(LARGE, sizes=replace(LARGE.sizes, block_operators=0))
-    whole = replace(whole, subproblem=region, policy=blocks_are_layers)
+    whole = replace(whole, subproblem=region, policy=LARGE)
     return whole, source, list(_with_two_stages_per_worker(whole, source))
 
 

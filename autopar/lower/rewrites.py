@@ -189,7 +189,7 @@ def layer_ends(traced: Traced, level: Level, ends: Sequence[str] | None = None) 
     # transformers is about twice the number of products.
     heavy = sum(total_flops(traced.graph, op) > 0 and not is_fusible(op) for op in forward)
     layers = cluster(traced.graph, microbatching, max(1, round(math.sqrt(2 * heavy))))
-    return tuple(layer[-1] for layer in layers.members[:-1])
+    return tuple(layer[-1] for layer in layers.recomputed[:-1])
 
 
 def recomputed_step(

@@ -162,7 +162,7 @@ class Manual:
             )
         table, per = table_of(schedule_of(staged), stages, count), devices // self.pp
         placements = tuple((table.worker_of(Task("forward", s, 0)) * per, per) for s in range(stages))
-        candidate = Candidate(count, even_stages(layers, stages), placements, 0.0, layers.members)
+        candidate = Candidate(count, even_stages(layers, stages), placements, 0.0, layers.recomputed)
         inside = _ManualStages(replace(self, pp=1, chunks=1, recompute="none"), self._tokens(problem.graph))
         return renamed(within_reach(plan_candidate(CuttableStep(staged, problem.source, inside), candidate)), "manual")
 

@@ -2,14 +2,18 @@
 
 Layers are runs of consecutive operators, in the order in which the user's function computes them. The dynamic program
 is Alpa's: of all ways to cut the forward pass into a number of runs, each with at most (1 + imbalance) times the mean
-FLOPs, the one whose cuts let the fewest bytes through. Each run has a heavy operator, for bytes alone would make layers
-of what computes nothing, and one alone may exceed its share, as the head of a language model does: the mean is then of
-the others. Where the forward pass is a stack of equal blocks, blocks are the layers (`_of_blocks`): what is known of
+FLOPs, the one whose cuts let the fewest bytes through. FLOPs are those of heavy operators, such as products, and each
+run has one: bytes alone would make layers of casts and losses. What is fused into kernels goes with the product before
+it where that costs no bytes, so that the derivative of an activation function lies next to the weights whose gradients
+need it; where layers are recomputed it goes with the product after it, so that the one before need not run again. A
+heavy operator alone may exceed its share, as the head of a language model does: the mean is then of the others. Where
+the forward pass is a stack of equal blocks, blocks are the layers (`_of_blocks`): what is known of
 one is then known of all.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
@@ -22,13 +26,14 @@ from autopar.ir.analysis import dependents
 from autopar.ir.fingerprint import structural_hash
 from autopar.ir.loops import Scan
 from autopar.ir.phases import phase_of
+from autopar.ir.primitives import reads_fused
 from autopar.microbatch import Microbatching, analyze
 
 #: Most layers that blocks make; of more blocks several are a layer.
 MOST_BLOCKS = 160
 #: Share of a block's FLOPs above which what is before or after the blocks is a layer of its own.
 OWN_LAYER = 0.1
-#: Share of the FLOPs of the heaviest operator above which an operator is heavy.
+#: Share of the FLOPs of the heaviest operator above which one that is not fused into its readers is heavy.
 HEAVY = 0.01
 #: Runs of operators that are looked at together: 8 MB an array.
 MOST_RUNS = 1_000_000
@@ -44,12 +49,14 @@ class Layers:
         cut_bytes: bytes of one microbatch that cross from layer i to i + 1 and beyond.
         isomorphic: for each layer the first whose operators are the same, wiring left aside; empty where that is not
             known.
+        recomputed: the same operators by layer as layers are recomputed; empty where that is not known.
     """
 
     members: tuple[tuple[str, ...], ...]
     flops: tuple[float, ...]
     cut_bytes: tuple[int, ...]
     isomorphic: tuple[int, ...] = ()
+    recomputed: tuple[tuple[str, ...], ...] = ()
 
 
 def forward_operators(graph: Graph, microbatching: Microbatching) -> list[Operator]:
@@ -78,11 +85,13 @@ def cluster(
     operators = forward_operators(graph, microbatching)
     flops = np.array([total_flops(graph, op) for op in operators])
     cuts = _cut_bytes(graph, microbatching, operators)
-    count = max(1, min(count, int(_are_heavy(flops).sum())))
+    heavy = _heavy_flops(operators, flops)
+    count = max(1, min(count, int((heavy > 0).sum())))
     tokens = [_token(graph, op) for op in operators]
     blocks = None if fewest is None else _of_blocks(tokens, flops, cuts, fewest)
-    ends = blocks or _best_ends(flops, cuts, count, imbalance)
+    ends = blocks or _best_ends(heavy, cuts, count, imbalance)
     starts = [0, *ends[:-1]]
+    early = [*(_before_fused(heavy, cuts, a, b) for a, b in itertools.pairwise([0, *ends[:-1]])), ends[-1]]
     seen: dict[tuple[object, ...], int] = {}
     first_of_kind = tuple(
         seen.setdefault(tuple(tokens[a:b]), n) for n, (a, b) in enumerate(zip(starts, ends, strict=True))
@@ -92,7 +101,14 @@ def cluster(
         tuple(float(flops[a:b].sum()) for a, b in zip(starts, ends, strict=True)),
         tuple(int(cuts[e - 1]) for e in ends[:-1]),
         first_of_kind,
+        tuple(tuple(op.id for op in operators[a:b]) for a, b in itertools.pairwise([0, *early])),
     )
+
+
+def _before_fused(heavy: np.ndarray, cuts: np.ndarray, start: int, end: int) -> int:
+    """The first end after the last heavy operator of a run that lets no more bytes through than its own does."""
+    last = max((start + int(n) for n in np.flatnonzero(heavy[start:end])), default=end - 1)
+    return last + 1 + int(np.argmax(cuts[last:end] <= cuts[end - 1]))
 
 
 def _of_blocks(
@@ -208,10 +224,11 @@ def _carried_bytes(graph: Graph, loop: Operator, before: Sequence[Operator], lat
     return sum(graph.type_of(o).nbytes for o in (*carries, *sent))
 
 
-def _are_heavy(flops: np.ndarray) -> np.ndarray:
-    """Whether each operator is heavy."""
-    heavy: np.ndarray = flops > HEAVY * flops.max(initial=0.0)
-    return heavy
+def _heavy_flops(operators: Sequence[Operator], flops: np.ndarray) -> np.ndarray:
+    """FLOPs of the heavy operators, and 0 of others; any are heavy where there are no products and the like."""
+    computes = flops > HEAVY * flops.max(initial=0.0)
+    alone = computes & np.array([not reads_fused(op) for op in operators], np.bool_)
+    return np.where(alone if alone.any() else computes, flops, 0.0)
 
 
 def _share(flops: np.ndarray, count: int) -> float:
@@ -225,7 +242,14 @@ def _share(flops: np.ndarray, count: int) -> float:
 
 
 def _best_ends(flops: np.ndarray, cuts: np.ndarray, count: int, imbalance: float) -> list[int]:
-    """Ends (exclusive) of the runs: least bytes cut with balanced FLOPs; the imbalance grows until there is a cut."""
+    """Ends (exclusive) of the runs: least bytes cut with balanced FLOPs; the imbalance grows until there is a cut.
+
+    Args:
+        flops: of heavy operators; at least so many as runs are not 0.
+        cuts: by operator the bytes that a cut after it lets through.
+        count: of runs.
+        imbalance: share by which a run may exceed the mean FLOPs.
+    """
     n = len(flops)
     if count <= 1:
         return [n]
@@ -235,9 +259,9 @@ def _best_ends(flops: np.ndarray, cuts: np.ndarray, count: int, imbalance: float
         best = np.full((count + 1, n + 1), np.inf)
         back = np.zeros((count + 1, n + 1), np.int64)
         best[0, 0] = 0.0
-        for runs in _runs_within(prefix, np.flatnonzero(_are_heavy(flops)), limit):
+        for runs in _runs_within(prefix, np.flatnonzero(flops), limit):
             cut = np.where(runs.firsts > 0, cuts[runs.firsts - 1], 0)
-            # Of equal costs the one with the most even runs.
+            # Of equal costs the one with the most even runs, and of these the last.
             even = np.abs(prefix[runs.ends_of] - prefix[runs.firsts] - share) / max(prefix[-1], 1.0)
             for k in range(1, count + 1):
                 cost = best[k - 1, runs.firsts] + cut
@@ -268,10 +292,10 @@ class _Runs:
     ends_of: np.ndarray
 
     def argmin(self, values: np.ndarray) -> np.ndarray:
-        """Number of the first run of the least value, by end."""
+        """Number of the last run of the least value, by end."""
         least = np.repeat(np.minimum.reduceat(values, self.begins), np.diff([*self.begins, len(values)]))
-        numbers: np.ndarray = np.where(values == least, np.arange(len(values)), len(values))
-        return np.minimum.reduceat(numbers, self.begins)
+        numbers: np.ndarray = np.where(values == least, np.arange(len(values)), -1)
+        return np.maximum.reduceat(numbers, self.begins)
 
 
 def _runs_within(prefix: np.ndarray, heavy: np.ndarray, limit: float) -> Iterator[_Runs]:

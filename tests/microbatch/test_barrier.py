@@ -73,7 +73,7 @@ def test_values_are_those_of_the_whole_batch(loss, arguments, stages, count):
 
 
 def test_the_simulator_shows_the_barrier_and_memory_is_that_of_gpipe():
-    _, plan = planned(contrastive, pairs(), 2, 4)
+    _, plan = planned(decorrelated, pairs(), 2, 4)
     events = simulate(plan).events
     forwards, backwards = ([e for e in events if e.kind == kind] for kind in ("forward", "backward"))
     meetings = [e for e in events if e.kind == "meeting" and e.end_s > e.start_s]

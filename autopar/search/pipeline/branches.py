@@ -110,7 +110,7 @@ def side_by_side(problem: Problem, source: StageSource) -> Iterator[list[Candida
             for placement in _placed(cut, _places(problem, len(cut.groups), places_of), between_s, count)
         )
         least = heapq.nsmallest(policy.most_candidates, cuts, key=lambda placement: placement.estimate_s)
-        layers = cluster(problem.graph, microbatching, problem.policy.enumeration.most_layers, fewest=None).members
+        layers = cluster(problem.graph, microbatching, problem.policy.enumeration.most_layers).recomputed
         yield [_candidate(problem, placement, count, layers) for placement in least]
 
 

@@ -189,7 +189,7 @@ def uniform_candidate(
         return None
     merged = even_stages(layers, stages)
     placements = tuple((table.worker_of(Task("forward", s, 0)) * per, per) for s in range(stages))
-    return Candidate(count, merged, placements, float(sum(layers.flops)), layers.members)
+    return Candidate(count, merged, placements, float(sum(layers.flops)), layers.recomputed)
 
 
 def _sliced(profiler: LayerProfiler, stages: int, every: bool) -> Iterable[Candidate]:
@@ -205,7 +205,7 @@ def _sliced(profiler: LayerProfiler, stages: int, every: bool) -> Iterable[Candi
         )
         placements = placed(problem.cluster, [kinds[x.kind] for x in slicing.stages])
         meshes = tuple(profiler.on(kinds[x.kind])[1] for x in slicing.stages)
-        yield Candidate(count, members, placements, slicing.objective, layers.members, meshes)
+        yield Candidate(count, members, placements, slicing.objective, layers.recomputed, meshes)
 
 
 def layers_of(
@@ -309,7 +309,8 @@ def _every(problem: Problem, source: StageSource) -> Iterator[Candidate]:
     counts = [job.num_microbatches] if job.num_microbatches is not None else microbatch_counts(problem)
     for microbatching in microbatchings(problem, source, counts):
         count = microbatching.count
-        layers = cluster(problem.graph, microbatching, policy.most_layers, fewest=None).members
+        clustered = cluster(problem.graph, microbatching, policy.most_layers)
+        layers = clustered.members
         most = min(len(layers), problem.cluster.num_devices)
         for stages in [job.num_stages] if job.num_stages is not None else range(2, most + 1):
             try:
@@ -326,7 +327,7 @@ def _every(problem: Problem, source: StageSource) -> Iterator[Candidate]:
                 runs = [layers[a:b] for a, b in itertools.pairwise((0, *cut, len(layers)))]
                 members = tuple(tuple(id for layer in run for id in layer) for run in runs)
                 for placement in placements:
-                    yield Candidate(count, members, placement, 0.0, layers)
+                    yield Candidate(count, members, placement, 0.0, clustered.recomputed)
 
 
 def submeshes_of_all(problem: Problem, stages: int) -> Iterator[tuple[Submesh, ...]]:

@@ -162,7 +162,7 @@ def _even_candidate(
     size = math.prod(shape)
     placements = tuple((s * size, size) for s in range(stages))
     members = even_stages(layers, stages)
-    return Candidate(count, members, placements, math.inf, layers.members, (shape,) * stages, here)
+    return Candidate(count, members, placements, math.inf, layers.recomputed, (shape,) * stages, here)
 
 
 def _microbatches(problem: Problem, stages: int, replicas: int) -> int:

@@ -70,6 +70,20 @@ def test_blocks_are_found_next_to_a_head_that_is_heavier_than_each():
     assert repeats is not None and (repeats.period, repeats.count) == (3, 6)
 
 
+def test_what_is_fused_goes_with_the_product_before_it_and_where_layers_are_recomputed_with_the_one_after():
+    def forward(weights, x):
+        for w in weights:
+            x = jnp.tanh(x @ w)
+        return x
+
+    graph = traced(forward, ([jnp.ones((16, 16))] * 3, jnp.ones((8, 16))))[0].graph
+    clustered = layers.cluster(graph, analyze(graph, 1), 3)
+    products, activations = ([f"{name}.{n}" for n in range(2)] for name in ("dot_general", "tanh"))
+    assert [layer[-1] for layer in clustered.members[:-1]] == activations
+    assert [layer[-1] for layer in clustered.recomputed[:-1]] == products
+    assert sum(clustered.recomputed, ()) == sum(clustered.members, ()), "the same operators in the same order"
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_the_bytes_of_a_cut_are_those_of_what_crosses_it(count):
     def forward(weights, x):

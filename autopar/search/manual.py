@@ -154,7 +154,7 @@ class Manual:
         policy = problem.policy.enumeration
         count = job.num_microbatches or self._microbatches(problem.graph, policy.most_microbatches_per_stage * stages)
         wanted = min(policy.layers_per_stage * stages, max(stages, policy.most_layers))
-        layers = cluster(problem.graph, problem.source.microbatches(count), wanted, fewest=stages)
+        layers = cluster(problem.graph, problem.source.microbatches(count), wanted, fewest=stages, stages=stages)
         if len(layers.members) < stages:
             raise InfeasiblePlanError(
                 f"{problem.graph.name} has {counted(len(layers.members), 'layer')}, fewer than pp * chunks = {stages}",

@@ -26,7 +26,7 @@ from autopar.ir.analysis import dependents
 from autopar.ir.fingerprint import structural_hash
 from autopar.ir.loops import Scan
 from autopar.ir.phases import phase_of
-from autopar.ir.primitives import reads_fused
+from autopar.ir.primitives import is_fusible
 from autopar.microbatch import Microbatching, analyze
 
 #: Most layers that blocks make; of more blocks several are a layer.
@@ -71,7 +71,12 @@ def forward_operators(graph: Graph, microbatching: Microbatching) -> list[Operat
 
 
 def cluster(
-    graph: Graph, microbatching: Microbatching, count: int, imbalance: float = 0.2, fewest: int | None = None
+    graph: Graph,
+    microbatching: Microbatching,
+    count: int,
+    imbalance: float = 0.2,
+    fewest: int | None = None,
+    stages: int = 1,
 ) -> Layers:
     """The forward pass in at most ``count`` layers.
 
@@ -81,11 +86,12 @@ def cluster(
         count: number of layers; fewer where there are fewer heavy operators, more where there are that many blocks.
         imbalance: share by which a layer may exceed the mean FLOPs.
         fewest: blocks are the layers if there are so many of them; None where they never are.
+        stages: layers that there have to be, were they of operators that compute little.
     """
     operators = forward_operators(graph, microbatching)
     flops = np.array([total_flops(graph, op) for op in operators])
     cuts = _cut_bytes(graph, microbatching, operators)
-    heavy = _heavy_flops(operators, flops)
+    heavy = _heavy_flops(operators, flops, stages)
     count = max(1, min(count, int((heavy > 0).sum())))
     tokens = [_token(graph, op) for op in operators]
     blocks = None if fewest is None else _of_blocks(tokens, flops, cuts, fewest)
@@ -224,11 +230,12 @@ def _carried_bytes(graph: Graph, loop: Operator, before: Sequence[Operator], lat
     return sum(graph.type_of(o).nbytes for o in (*carries, *sent))
 
 
-def _heavy_flops(operators: Sequence[Operator], flops: np.ndarray) -> np.ndarray:
-    """FLOPs of the heavy operators, and 0 of others; any are heavy where there are no products and the like."""
+def _heavy_flops(operators: Sequence[Operator], flops: np.ndarray, stages: int) -> np.ndarray:
+    """FLOPs of the heavy operators, and 0 of others; lighter ones are heavy where there would be fewer than stages."""
     computes = flops > HEAVY * flops.max(initial=0.0)
-    alone = computes & np.array([not reads_fused(op) for op in operators], np.bool_)
-    return np.where(alone if alone.any() else computes, flops, 0.0)
+    alone = computes & np.array([not is_fusible(op) for op in operators], np.bool_)
+    heavy = next((some for some in (alone, computes) if some.sum() >= stages), flops > 0)
+    return np.where(heavy, flops, 0.0)
 
 
 def _share(flops: np.ndarray, count: int) -> float:

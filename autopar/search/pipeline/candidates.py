@@ -231,7 +231,7 @@ def layers_of(
     """
     policy = problem.policy.enumeration
     wanted = min(stages * (per_stage or policy.layers_per_stage), max(stages, policy.most_layers))
-    return cluster(problem.graph, source.microbatches(count), wanted, fewest=fewest)
+    return cluster(problem.graph, source.microbatches(count), wanted, fewest=fewest, stages=stages)
 
 
 def slicings(
@@ -309,7 +309,7 @@ def _every(problem: Problem, source: StageSource) -> Iterator[Candidate]:
     counts = [job.num_microbatches] if job.num_microbatches is not None else microbatch_counts(problem)
     for microbatching in microbatchings(problem, source, counts):
         count = microbatching.count
-        clustered = cluster(problem.graph, microbatching, policy.most_layers)
+        clustered = cluster(problem.graph, microbatching, policy.most_layers, stages=job.num_stages or 2)
         layers = clustered.members
         most = min(len(layers), problem.cluster.num_devices)
         for stages in [job.num_stages] if job.num_stages is not None else range(2, most + 1):

@@ -153,9 +153,8 @@ def _slices(cut: Cut) -> Iterable[Candidate]:
     devices, asked = problem.cluster.num_devices, problem.job.num_stages
     for microbatching in microbatchings(problem, cut.source, cut.counts):
         count = microbatching.count
-        layers = cluster(
-            problem.graph, microbatching, min(max(devices, asked or 1), problem.policy.enumeration.most_layers)
-        )
+        wanted = min(max(devices, asked or 1), problem.policy.enumeration.most_layers)
+        layers = cluster(problem.graph, microbatching, wanted, stages=asked or 2)
         most = len(layers.members)
         for stages in (s for s in range(2, most + 1) if devices % s == 0 and (asked is None or s == asked)):
             per = devices // stages
@@ -213,7 +212,7 @@ def _cuts(cut: Cut) -> Iterable[Candidate]:
     for microbatching in microbatchings(problem, cut.source, cut.counts):
         count = microbatching.count
         wanted = (asked or min(devices, 8)) * policy.layers_per_stage
-        layers = cluster(problem.graph, microbatching, min(wanted, policy.most_layers))
+        layers = cluster(problem.graph, microbatching, min(wanted, policy.most_layers), stages=asked or 2)
         cut_at = slowest_least(profile(cut, count, layers), sizes, devices, asked)
         if cut_at is None:
             continue

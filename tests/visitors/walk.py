@@ -195,7 +195,7 @@ class Place:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def prepare(self) -> None:
-        """Writes the files, a cluster file with a price, and the plans that visits read, in whichever order they run."""
+        """Writes the files, a cluster file with a price, and the plans that visits read, in whatever order they run."""
         for name, text in FILES.items():
             (self.folder / name).write_text(text, encoding="utf-8")
         cluster = "pathlib.Path(autopar.__file__).parent / '_cost_models' / 'dgx-a100.toml'"

@@ -84,6 +84,15 @@ def test_what_is_fused_goes_with_the_product_before_it_and_where_layers_are_reco
     assert sum(clustered.recomputed, ()) == sum(clustered.members, ()), "the same operators in the same order"
 
 
+def test_lighter_operators_are_layers_where_there_would_be_fewer_than_stages():
+    def forward(w, x):
+        return jnp.tanh(jnp.tanh(x @ w) + 1.0)
+
+    graph = traced(forward, (jnp.ones((512, 4)), jnp.ones((8, 512))))[0].graph
+    numbers = [len(layers.cluster(graph, analyze(graph, 1), 3, stages=stages).members) for stages in (1, 2)]
+    assert numbers == [1, 3]
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_the_bytes_of_a_cut_are_those_of_what_crosses_it(count):
     def forward(weights, x):

@@ -154,8 +154,8 @@ def test_a_sum_over_devices_is_added_after_a_factor_that_is_not_finite():
 
     with jax.enable_x64(True):
         args = (argument("float", (8, 16), 1), jnp.asarray([9, 12, 3, 30]), argument("float", (4, 16), 2) + 1)
-        outcomes = [check(step, args, [plan]) for plan in (((8,), None), ((8,), 1), ((8,), 3), ((2, 4), 3))]
-        inside = check(step, (args[0], args[1] % 8, args[2]), [((8,), 3), ((2, 4), 3)])
+        outcomes = [check(step, args, [plan]) for plan in (((8,), None), ((8,), 1), ((8,), 6), ((2, 4), 6))]
+        inside = check(step, (args[0], args[1] % 8, args[2]), [((8,), 6), ((2, 4), 6)])
     assert [o.kind for o in outcomes] == ["ok", "ok", "unstable", "unstable"], outcomes
     assert inside.kind == "ok", inside
 
